@@ -1,0 +1,107 @@
+"""The agent contract: an agent is a tuple of pure functions, cut where every placement needs a cut."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+
+from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
+
+
+class ActOutput(NamedTuple):
+    """What acting returns: `action` [B, ...], the next `carry` [B, ...], and `extras` [B, ...] for the learner."""
+
+    action: Array
+    carry: PyTree
+    extras: PyTree = ()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Say what one iteration learns from; `podium.learn` does the shuffling and gathering.
+
+    Attributes:
+      data: pytree of arrays [T, B, ...]: prepared once (advantages, targets) and gathered from in every epoch. For
+        an agent with a `replay` it is what the replay stores.
+      per_env: pytree of arrays [B, ...] that go with whole sequences (recurrent memory at the start); only for
+        `unit="sequence"`.
+      num_epochs: passes over the data.
+      num_minibatches: parts of one pass, each an `apply`.
+      unit: "step" hands minibatches [N, ...] of shuffled steps to `Agent.grad`; "sequence" hands [T, N, ...] of
+        shuffled environments, time intact, as a pair `(data, per_env)`.
+    """
+
+    data: PyTree
+    per_env: PyTree = ()
+    num_epochs: int = dataclasses.field(default=1, metadata={"static": True})
+    num_minibatches: int = dataclasses.field(default=1, metadata={"static": True})
+    unit: Literal["step", "sequence"] = dataclasses.field(default="step", metadata={"static": True})
+
+
+class Aux(NamedTuple):
+    """What `Agent.grad` returns beside gradients: scalar `metrics`, and new `priorities` [N] for a replay or None."""
+
+    metrics: Metrics
+    priorities: Array | None = None
+
+
+class Replay(NamedTuple):
+    """Where a replay agent's data live between insertion and learning, as pure functions.
+
+    Everything is laid out in lanes, an axis in front, [L, ...]: a fixed group of environments writes and samples in
+    a lane of its own, so that a mesh can hold the lanes apart and no transition ever crosses a device.
+
+    Attributes:
+      init: `(item, num_envs, num_lanes, rollout_length) -> ReplayState`; `item` is one stored item (no batch axes).
+      add: `(ReplayState, items [T, B, ...]) -> ReplayState`.
+      can_sample: `(ReplayState) -> bool scalar`.
+      sample: `(key, ReplayState) -> (minibatch [N, ...], indices)`.
+      update_priorities: `(ReplayState, indices, priorities [N]) -> ReplayState`.
+      batch_size: N, items a minibatch.
+      num_updates: minibatches learnt per iteration (with N, T and B this is the samples per insert).
+    """
+
+    init: Callable[..., PyTree]
+    add: Callable[[PyTree, PyTree], PyTree]
+    can_sample: Callable[[PyTree], Array]
+    sample: Callable[[Key, PyTree], tuple[PyTree, PyTree]]
+    update_priorities: Callable[[PyTree, PyTree, Array | None], PyTree]
+    batch_size: int
+    num_updates: int
+
+
+class Agent(NamedTuple):
+    """A reinforcement learning agent as pure functions over pytrees.
+
+    No function names a device, mesh axis, thread or environment: a placement decides where each runs.
+
+    Attributes:
+      init: `(key, EnvSpec) -> State`: parameters, optimiser, targets, normalisers, counters.
+      actor: `(State) -> Params`: the slice that acting needs; all that ever travels to an actor.
+      carry: `(EnvSpec, num_envs) -> Carry`: recurrent memory [B, ...] at the start; `()` where there is none.
+      act: `(keys [B], Params, Carry, obs [B, ...], first [B], greedy) -> ActOutput`; one key an environment, memory
+        zeroed where `first`; `greedy` is a Python bool.
+      plan: `(key, State, Trajectory [T, B, ...]) -> Plan`: targets, epochs and minibatches.
+      grad: `(key, State, minibatch) -> (Grads, Aux)`: any pytree that can be averaged over workers.
+      apply: `(State, Grads) -> State`: one optimiser step.
+      observe: `(State, Trajectory) -> State`: once after an iteration's last `apply`: counters, normalisers.
+      replay: a `Replay` for agents that learn from one, else None.
+      name: for run folders and messages.
+      config: the dataclass the agent was made from, for the record; None if there is none.
+    """
+
+    init: Callable[[Key, EnvSpec], PyTree]
+    actor: Callable[[PyTree], PyTree]
+    carry: Callable[[EnvSpec, int], PyTree]
+    act: Callable[[Array, PyTree, PyTree, PyTree, Array, bool], ActOutput]
+    plan: Callable[[Key, PyTree, Trajectory], Plan]
+    grad: Callable[[Key, PyTree, PyTree], tuple[PyTree, Aux]]
+    apply: Callable[[PyTree, PyTree], PyTree]
+    observe: Callable[[PyTree, Trajectory], PyTree]
+    replay: Replay | None = None
+    name: str = "agent"
+    config: Any = None

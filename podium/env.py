@@ -1,0 +1,112 @@
+"""The two environment contracts: `Env` (pure functions, runs on the accelerator) and `HostEnv` (batched, on the CPU)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podium.types import Array, EnvSpec, Key, PyTree, TimeStep
+
+
+class Env(NamedTuple):
+    """An environment as pure functions of one environment; podium batches them with `jax.vmap`.
+
+    Attributes:
+      spec: what an agent may know.
+      reset: `(key) -> (state, TimeStep)`; make the TimeStep with `podium.env.restart`.
+      step: `(key, state, action) -> (state, TimeStep)`; make it with `podium.env.transition`. Does NOT reset
+        itself at the end of an episode (`auto_reset` below does, and every placement applies it).
+      render: `(state) -> uint8 [H, W, 3]` picture, or None where there is no renderer. Runs on the host.
+      resets_itself: True once `auto_reset` has been applied.
+    """
+
+    spec: EnvSpec
+    reset: Callable[[Key], tuple[PyTree, TimeStep]]
+    step: Callable[[Key, PyTree, Array], tuple[PyTree, TimeStep]]
+    render: Callable[[PyTree], np.ndarray] | None = None
+    resets_itself: bool = False
+
+
+class HostEnv(Protocol):
+    """A batch of environments that runs on the CPU, outside the compiled program.
+
+    Every array has a leading axis of `num_envs` and lies in NumPy. Rows that are no transition (an environment
+    that resets in the NEXT step) carry `valid=False`.
+    """
+
+    spec: EnvSpec
+    num_envs: int
+
+    def reset(self, seed: int) -> TimeStep:
+        """Start every environment; `seed` fixes everything random that follows."""
+        ...
+
+    def step(self, action: np.ndarray) -> TimeStep:
+        """Advance every environment by one action and wait for all; raises ValueError for bad actions."""
+        ...
+
+    def close(self) -> None:
+        """Release threads and memory."""
+        ...
+
+
+def restart(obs: PyTree, info: dict[str, Any] | None = None) -> TimeStep:
+    """Return the first TimeStep of an episode: reward 0, not ended."""
+    no = jnp.zeros((), bool)
+    return TimeStep(obs, jnp.zeros((), jnp.float32), no, no, obs, info or {})
+
+
+def transition(
+    obs: PyTree, reward: Any, terminated: Any, truncated: Any = False, info: dict[str, Any] | None = None
+) -> TimeStep:
+    """Return the TimeStep after an action: casts the reward to float32 and the flags to bool."""
+    return TimeStep(
+        obs,
+        jnp.asarray(reward, jnp.float32),
+        jnp.asarray(terminated, bool),
+        jnp.asarray(truncated, bool),
+        obs,
+        info or {},
+    )
+
+
+def auto_reset(env: Env, pool_size: int = 0, pool_seed: int = 0) -> Env:
+    """Begin the next episode in the same step in which one ends.
+
+    `obs` becomes the first observation of the next episode; `next_obs` stays the true last one.
+
+    Args:
+      env: any `Env`; returned as it is when it already resets itself.
+      pool_size: 0 draws a fresh reset at every end. A positive number draws that many reset states once, when
+        this function is called, and starts each later episode from one of them: for environments whose reset is
+        dear (under `vmap` a reset is computed every step, needed or not).
+      pool_seed: of the pool.
+
+    Raises:
+      ValueError: for a negative `pool_size`.
+    """
+    if pool_size < 0:
+        raise ValueError(f"pool_size={pool_size} is negative; use 0 (fresh resets) or a positive number of states.")
+    if env.resets_itself:
+        return env
+    if pool_size:
+        pool = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(pool_seed), pool_size))
+
+        def begin(key: Key) -> tuple[PyTree, TimeStep]:
+            index = jax.random.randint(key, (), 0, pool_size)
+            return jax.tree.map(lambda x: x[index], pool)
+    else:
+        begin = env.reset
+
+    def step(key: Key, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
+        step_key, reset_key = jax.random.split(key)
+        state, timestep = env.step(step_key, state, action)
+        new_state, new = begin(reset_key)
+        choose = lambda new, old: jax.tree.map(lambda n, o: jnp.where(timestep.last, n, o), new, old)  # noqa: E731
+        return choose(new_state, state), timestep._replace(obs=choose(new.obs, timestep.obs))
+
+    return env._replace(reset=begin, step=step, resets_itself=True)

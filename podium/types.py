@@ -1,0 +1,150 @@
+"""What flows through podium: specs of an environment, one step, a batch of steps, and metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array
+Key = jax.Array
+PyTree = Any
+Metrics = dict[str, Array]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ArraySpec:
+    """Describe an array: observations, and continuous actions (a box).
+
+    Args:
+      shape: of one observation or action, without a batch axis.
+      dtype: of the array.
+      low: smallest value; a number or an array that broadcasts to `shape`.
+      high: largest value, likewise.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any = np.float32
+    low: Any = -np.inf
+    high: Any = np.inf
+
+    def zeros(self, *batch: int) -> Array:
+        """Return zeros of this spec with leading `batch` axes."""
+        return jnp.zeros((*batch, *self.shape), self.dtype)
+
+    def sample(self, key: Key) -> Array:
+        """Draw one uniform value; a side without a bound is taken as -1 or 1."""
+        low = np.where(np.isfinite(self.low), self.low, -1.0)
+        high = np.where(np.isfinite(self.high), self.high, 1.0)
+        unit = jax.random.uniform(key, self.shape)
+        return (low + unit * (high - low)).astype(self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class DiscreteSpec:
+    """Describe one integer in `0 ... num_values - 1`: a discrete action or observation."""
+
+    num_values: int
+    dtype: Any = np.int32
+    shape: tuple[int, ...] = ()
+
+    def zeros(self, *batch: int) -> Array:
+        """Return zeros of this spec with leading `batch` axes."""
+        return jnp.zeros(batch, self.dtype)
+
+    def sample(self, key: Key) -> Array:
+        """Draw one value uniformly."""
+        return jax.random.randint(key, (), 0, self.num_values, self.dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EnvSpec:
+    """Describe an environment to an agent: all that an agent ever knows of it.
+
+    Args:
+      name: for people and for error messages.
+      obs: an `ArraySpec` or `DiscreteSpec`, or a pytree of them.
+      action: `DiscreteSpec` (an index) or `ArraySpec` (a box).
+      max_episode_steps: the time limit in steps, or None where there is none. Evaluation uses it as
+        its bound.
+    """
+
+    name: str
+    obs: PyTree
+    action: DiscreteSpec | ArraySpec
+    max_episode_steps: int | None = None
+
+
+class TimeStep(NamedTuple):
+    """One step of an environment, or a batch of them.
+
+    Attributes:
+      obs: what to act on next. After an automatic reset it is the first observation of the next episode.
+      reward: float32, for the action just taken; 0 at a reset.
+      terminated: True where the environment ended the episode: nothing is worth anything afterwards.
+      truncated: True where something outside (a time limit) cut the episode: the future still counts.
+      next_obs: the observation that the action led to, before any reset. Equal to `obs` but where an
+        episode ended and an automatic reset followed.
+      info: further arrays, of one fixed structure in every step. `info["raw_reward"]`, where present, is
+        the reward before clipping or scaling; returns are reported from it.
+      valid: None when every row is a real transition; else False marks a row that is none (an
+        environment that resets in the NEXT step returns such a row), which losses and statistics leave out.
+    """
+
+    obs: PyTree
+    reward: Array
+    terminated: Array
+    truncated: Array
+    next_obs: PyTree
+    info: dict[str, Array] = {}
+    valid: Array | None = None
+
+    @property
+    def last(self) -> Array:
+        """True where the episode ended here, either way."""
+        return self.terminated | self.truncated
+
+
+class Trajectory(NamedTuple):
+    """A rollout of `T` steps of `B` environments, time first.
+
+    Attributes:
+      obs: [T, B, ...], what was acted on.
+      action: [T, B, ...].
+      reward: [T, B] float32.
+      terminated: [T, B] bool, the environment ended the episode at this step.
+      truncated: [T, B] bool, the episode was cut at this step. Where both are set, termination counts.
+      next_obs: [T, B, ...], what the action led to, before any reset.
+      first: [T, B] bool, `obs` is the first of an episode; recurrent memory is zeroed there.
+      extras: [T, B, ...], what `Agent.act` returned beside the action (log-probabilities, values).
+      carry: [B, ...], recurrent memory before step 0.
+      end_carry: [B, ...], recurrent memory after step T-1.
+      policy_version: int32 scalar, the number of learner updates behind the parameters that acted.
+      valid: None (all are), or [T, B] bool, False for rows that are no transition.
+    """
+
+    obs: PyTree
+    action: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+    next_obs: PyTree
+    first: Array
+    extras: PyTree
+    carry: PyTree
+    end_carry: PyTree
+    policy_version: Array
+    valid: Array | None = None
+
+    @property
+    def last(self) -> Array:
+        """[T, B], True where an episode ended, either way."""
+        return self.terminated | self.truncated
+
+    @property
+    def discount(self) -> Array:
+        """[T, B] float32: 0 where the episode terminated, else 1 (truncation keeps the future)."""
+        return 1.0 - self.terminated.astype(jnp.float32)
