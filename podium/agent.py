@@ -90,6 +90,7 @@ class Agent(NamedTuple):
       apply: `(State, Grads) -> State`: one optimiser step.
       observe: `(State, Trajectory) -> State`: once after an iteration's last `apply`: counters, normalisers.
       replay: a `Replay` for agents that learn from one, else None.
+      rollout_length: T where the user names none.
       name: for run folders and messages.
       config: the dataclass the agent was made from, for the record; None if there is none.
     """
@@ -103,5 +104,6 @@ class Agent(NamedTuple):
     apply: Callable[[PyTree, PyTree], PyTree]
     observe: Callable[[PyTree, Trajectory], PyTree]
     replay: Replay | None = None
+    rollout_length: int = 128
     name: str = "agent"
     config: Any = None

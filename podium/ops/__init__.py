@@ -1,0 +1,1 @@
+"""Pure mathematics with no state of its own: returns, losses, distributions, running statistics, permutations."""

@@ -1,0 +1,274 @@
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), clipped objective.
+
+Discrete and continuous actions, feed-forward and recurrent: the distribution follows the environment's actions, the
+memory is the network's. Deliberate differences from the paper: advantages are normalised over each minibatch, the
+optimiser is Adam with a global gradient norm bound, networks are orthogonally initialised (Engstrom et al. 2020).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from podium.agent import ActOutput, Agent, Aux, Plan
+from podium.networks import ActorCritic, Network, actor_critic
+from podium.ops import returns, statistics
+from podium.ops.statistics import RunningStats, masked_mean
+from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Hyperparameters of PPO."""
+
+    learning_rate: float = 2.5e-4
+    """Adam's step size."""
+    anneal_steps: int = 0
+    """Environment steps over which the learning rate falls linearly to zero; 0 keeps it constant."""
+    gamma: float = 0.99
+    """Discount per step, 0 to 1."""
+    gae_lambda: float = 0.95
+    """Trace decay of generalised advantage estimation, 0 (one step) to 1 (whole return)."""
+    clip_epsilon: float = 0.2
+    """How far the probability ratio may move from 1 before its gradient is cut."""
+    value_clip: float = 0.0
+    """How far a value may move from the one acted with before its gradient is cut; 0 never cuts."""
+    value_coef: float = 0.5
+    """Weight of the value loss."""
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus, per nat."""
+    num_epochs: int = 4
+    """Passes over each rollout."""
+    num_minibatches: int = 4
+    """Parts of one pass, a gradient step each."""
+    max_grad_norm: float = 0.5
+    """Bound on the global norm of the gradient; 0 leaves it unbounded."""
+    adam_eps: float = 1e-5
+    """Added to Adam's denominator."""
+    target_kl: float = 0.0
+    """Skip the rest of an iteration's gradient steps once the approximate KL divergence exceeds this; 0 never does."""
+    normalize_advantage: bool = True
+    """Whether to give the advantages of each minibatch mean 0 and deviation 1."""
+    normalize_obs: bool = False
+    """Whether to normalise observations by running statistics."""
+    normalize_reward: bool = False
+    """Whether to divide rewards by the running deviation of the discounted return."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Units of each hidden layer."""
+    activation: str = "tanh"
+    """Nonlinearity: tanh, relu, silu, gelu or elu."""
+    memory: str = "none"
+    """Recurrent memory: none, gru or lstm."""
+    memory_size: int = 64
+    """Units of the memory, where there is one."""
+
+
+class Params(NamedTuple):
+    """What acting needs: network parameters and, if observations are normalised, their statistics."""
+
+    network: PyTree
+    obs_stats: RunningStats | None
+
+
+class State(NamedTuple):
+    """What learning needs."""
+
+    params: PyTree
+    opt_state: optax.OptState
+    env_steps: Array
+    stopped: Array
+    obs_stats: RunningStats | None
+    return_stats: RunningStats | None
+
+
+class Extras(NamedTuple):
+    """What acting leaves for learning, [B, ...]: `memory` is the one after the step (`()` without memory)."""
+
+    log_prob: Array
+    value: Array
+    memory: PyTree
+
+
+class Batch(NamedTuple):
+    """What a gradient step sees, [N, ...] or, with memory, [T, N, ...]."""
+
+    obs: PyTree
+    first: Array
+    action: Array
+    log_prob: Array
+    value: Array
+    advantage: Array
+    target: Array
+    valid: Array | None
+
+
+class Grads(NamedTuple):
+    """A gradient, and the divergence at which it was taken (for the early stop)."""
+
+    params: PyTree
+    approx_kl: Array
+
+
+def loss(config: Config, output: ActorCritic, batch: Batch) -> tuple[Array, Metrics]:
+    """Return the clipped surrogate loss (Schulman et al. 2017, eq. 7 and 9), to be minimised, and metrics."""
+    log_ratio = output.policy.log_prob(batch.action) - batch.log_prob
+    ratio = jnp.exp(log_ratio)
+    advantage = batch.advantage
+    if config.normalize_advantage:
+        mean = masked_mean(advantage, batch.valid)
+        std = jnp.sqrt(masked_mean(jnp.square(advantage - mean), batch.valid))
+        advantage = (advantage - mean) / (std + 1e-8)
+    clipped = jnp.clip(ratio, 1 - config.clip_epsilon, 1 + config.clip_epsilon)
+    policy_loss = -masked_mean(jnp.minimum(ratio * advantage, clipped * advantage), batch.valid)
+
+    error = jnp.square(output.value - batch.target)
+    if config.value_clip > 0:
+        near = batch.value + jnp.clip(output.value - batch.value, -config.value_clip, config.value_clip)
+        error = jnp.maximum(error, jnp.square(near - batch.target))
+    value_loss = 0.5 * masked_mean(error, batch.valid)
+
+    entropy = masked_mean(output.policy.entropy(), batch.valid)
+    total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+    return total, {
+        "loss": total,
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": entropy,
+        # Schulman's low-variance estimate of KL(old || new).
+        "approx_kl": masked_mean(ratio - 1 - log_ratio, batch.valid),
+        "clip_fraction": masked_mean((jnp.abs(ratio - 1) > config.clip_epsilon).astype(jnp.float32), batch.valid),
+    }
+
+
+Loss = Callable[[Config, ActorCritic, Batch], tuple[Array, Metrics]]
+
+
+def make(config: Config = Config(), network: Network | None = None, loss: Loss = loss) -> Agent:  # noqa: B008
+    """Make a PPO agent.
+
+    Args:
+      config: hyperparameters.
+      network: whose output is `ActorCritic`; None builds one of `config`'s sizes.
+      loss: `(config, output, batch) -> (scalar, metrics)`, with at least "approx_kl" among the metrics where
+        `config.target_kl` is used; change PPO by passing another.
+
+    Returns:
+      an `Agent`.
+
+    Raises:
+      ValueError: for a field out of range.
+    """
+    _check(config)
+    if network is None:
+        network = actor_critic(config.hidden_sizes, config.activation, config.memory, config.memory_size)
+    clip = optax.clip_by_global_norm(config.max_grad_norm) if config.max_grad_norm > 0 else optax.identity()
+    optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=config.adam_eps)))
+
+    def init(key: Key, spec: EnvSpec) -> State:
+        params = network.init(key, spec)
+        obs_stats = statistics.init_stats(_zeros(spec)) if config.normalize_obs else None
+        return_stats = statistics.init_stats(jnp.zeros(())) if config.normalize_reward else None
+        zero = jnp.zeros((), jnp.float32)
+        return State(params, optimizer.init(params), zero, jnp.zeros((), bool), obs_stats, return_stats)
+
+    def actor(state: State) -> Params:
+        return Params(state.params, state.obs_stats)
+
+    def carry(spec: EnvSpec, num_envs: int) -> PyTree:
+        return network.carry(num_envs)
+
+    def view(stats: RunningStats | None, obs: PyTree) -> PyTree:
+        return obs if stats is None else statistics.normalize(stats, obs)
+
+    def act(keys: Key, params: Params, memory: PyTree, obs: PyTree, first: Array, greedy: bool) -> ActOutput:
+        output, memory = network.apply(params.network, memory, view(params.obs_stats, obs), first)
+        action = output.policy.mode() if greedy else output.policy.sample(keys)
+        return ActOutput(action, memory, Extras(output.policy.log_prob(action), output.value, memory))
+
+    def plan(key: Key, state: State, trajectory: Trajectory) -> Plan:
+        value = trajectory.extras.value
+        reward = trajectory.reward
+        if state.return_stats is not None:
+            reward = reward / (state.return_stats.std() + 1e-8)
+
+        def evaluate(inputs: tuple[PyTree, PyTree]) -> Array:
+            obs, memory = inputs
+            first = jnp.zeros(value.shape[1:], bool)
+            return network.apply(state.params, memory, view(state.obs_stats, obs), first)[0].value
+
+        reached = (trajectory.next_obs, trajectory.extras.memory)
+        next_value = returns.next_values(value, trajectory.truncated & ~trajectory.terminated, reached, evaluate)
+        discount = config.gamma * trajectory.discount
+        advantage = returns.gae(reward, discount, value, next_value, trajectory.last, config.gae_lambda)
+        batch = Batch(
+            view(state.obs_stats, trajectory.obs),
+            trajectory.first,
+            trajectory.action,
+            trajectory.extras.log_prob,
+            value,
+            advantage,
+            advantage + value,
+            trajectory.valid,
+        )
+        unit = "sequence" if network.recurrent else "step"
+        return Plan(batch, trajectory.carry, config.num_epochs, config.num_minibatches, unit)
+
+    def grad(key: Key, state: State, minibatch: Any) -> tuple[Grads, Aux]:
+        batch, memory = minibatch if network.recurrent else (minibatch, ())
+
+        def objective(params: PyTree) -> tuple[Array, Metrics]:
+            return loss(config, network.unroll(params, memory, batch.obs, batch.first), batch)
+
+        gradient, metrics = jax.grad(objective, has_aux=True)(state.params)
+        return Grads(gradient, metrics.get("approx_kl", jnp.zeros(()))), Aux(metrics)
+
+    def apply(state: State, grads: Grads) -> State:
+        updates, opt_state = optimizer.update(grads.params, state.opt_state, state.params)
+        rate = config.learning_rate
+        if config.anneal_steps:
+            rate = rate * jnp.maximum(0.0, 1.0 - state.env_steps / config.anneal_steps)
+        new = state._replace(
+            params=jax.tree.map(lambda p, u: p - rate * u, state.params, updates), opt_state=opt_state
+        )
+        if not config.target_kl:
+            return new
+        stopped = state.stopped | (grads.approx_kl > config.target_kl)
+        return jax.tree.map(lambda old, new: jnp.where(stopped, old, new), state, new)._replace(stopped=stopped)
+
+    def observe(state: State, trajectory: Trajectory) -> State:
+        valid = trajectory.valid
+        steps = trajectory.reward.size if valid is None else jnp.sum(valid)
+        state = state._replace(env_steps=state.env_steps + steps, stopped=jnp.zeros((), bool))
+        if state.obs_stats is not None:
+            state = state._replace(obs_stats=statistics.update_stats(state.obs_stats, trajectory.obs, valid))
+        if state.return_stats is not None:
+            # Every rollout begins at the mean of what was seen: the past of an environment is not kept.
+            start = state.return_stats.mean
+            sums = returns.discounted_sums(trajectory.reward, trajectory.last, config.gamma, start)
+            state = state._replace(return_stats=statistics.update_stats(state.return_stats, sums, valid))
+        return state
+
+    return Agent(init, actor, carry, act, plan, grad, apply, observe, name="ppo", config=config)
+
+
+def _zeros(spec: EnvSpec) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf.zeros(), spec.obs, is_leaf=lambda x: hasattr(x, "zeros"))
+
+
+def _check(config: Config) -> None:
+    positive = ("learning_rate", "num_epochs", "num_minibatches", "clip_epsilon", "adam_eps")
+    not_negative = ("anneal_steps", "value_clip", "value_coef", "entropy_coef", "max_grad_norm", "target_kl")
+    for name in positive:
+        if not getattr(config, name) > 0:
+            raise ValueError(f"{name}={getattr(config, name)} must be greater than 0.")
+    for name in not_negative:
+        if not getattr(config, name) >= 0:
+            raise ValueError(f"{name}={getattr(config, name)} must be 0 or more.")
+    for name in ("gamma", "gae_lambda"):
+        if not 0 <= getattr(config, name) <= 1:
+            raise ValueError(f"{name}={getattr(config, name)} must lie between 0 and 1.")

@@ -1,0 +1,49 @@
+"""Return and length of the episodes under way, and of those that ended in a rollout."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from podium.types import Array, Metrics, TimeStep
+
+
+class Episodes(NamedTuple):
+    """Per environment [B]: reward and steps gathered since its episode began."""
+
+    episode_return: Array
+    episode_length: Array
+
+
+class Ended(NamedTuple):
+    """Per step [..., B]: return and length of the episode that ended there; zeros where none did."""
+
+    ended: Array
+    episode_return: Array
+    episode_length: Array
+
+
+def begin(num_envs: int) -> Episodes:
+    """Return accumulators at zero."""
+    return Episodes(jnp.zeros(num_envs, jnp.float32), jnp.zeros(num_envs, jnp.int32))
+
+
+def accumulate(episodes: Episodes, timestep: TimeStep) -> tuple[Episodes, Ended]:
+    """Add one batched step; the reward counted is `info["raw_reward"]` where a wrapper put it there."""
+    valid = True if timestep.valid is None else timestep.valid
+    reward = timestep.info.get("raw_reward", timestep.reward)
+    total = episodes.episode_return + jnp.where(valid, reward, 0.0)
+    length = episodes.episode_length + jnp.where(valid, 1, 0)
+    last = timestep.last & valid
+    ended = Ended(last, jnp.where(last, total, 0.0), jnp.where(last, length, 0))
+    return Episodes(jnp.where(last, 0.0, total), jnp.where(last, 0, length)), ended
+
+
+def summarize(ended: Ended) -> Metrics:
+    """Return sums over a rollout, from which any number of rollouts can be averaged: count, returns, lengths."""
+    return {
+        "episodes": jnp.sum(ended.ended).astype(jnp.float32),
+        "episode_return_sum": jnp.sum(ended.episode_return),
+        "episode_length_sum": jnp.sum(ended.episode_length).astype(jnp.float32),
+    }

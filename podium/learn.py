@@ -1,0 +1,192 @@
+"""Fold an agent's plan, grad and apply over a trajectory: the one place that does, for every placement.
+
+Shuffling is local. The batch of environments is cut into lanes, fixed groups of neighbours; a minibatch takes the same
+number of steps from every lane, permuted inside it. A mesh holds whole lanes, so nothing but gradient sums
+crosses devices; and because lanes are configuration, the mathematics does not depend on the number of devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from podium.agent import Agent, Aux, Plan
+from podium.ops.shuffle import permute
+from podium.types import Array, Key, Metrics, PyTree, Trajectory
+
+DEFAULT_LANES = 8
+
+
+class Learned(NamedTuple):
+    """State after an iteration, the replay's state, and metrics averaged over its minibatches."""
+
+    state: PyTree
+    replay: PyTree
+    metrics: Metrics
+
+
+def to_lanes(x: Array, num_lanes: int) -> Array:
+    """Return [T, B, ...] as [L, T * B / L, ...], each lane's steps in order of time."""
+    time, batch = x.shape[:2]
+    lanes = jnp.moveaxis(x.reshape(time, num_lanes, batch // num_lanes, *x.shape[2:]), 1, 0)
+    return lanes.reshape(num_lanes, -1, *x.shape[2:])
+
+
+def learn(
+    key: Key,
+    agent: Agent,
+    state: PyTree,
+    replay_state: PyTree,
+    trajectory: Trajectory,
+    num_lanes: int,
+    fold: Callable[..., Any] = jax.lax.scan,
+) -> Learned:
+    """Learn one iteration from a trajectory [T, B, ...].
+
+    Args:
+      key: of this iteration.
+      agent: any.
+      state: the agent's.
+      replay_state: of `agent.replay`, or `()`.
+      trajectory: of the whole batch.
+      num_lanes: L, divides B.
+      fold: how to repeat an update: `jax.lax.scan`, or `python_scan` to read along.
+
+    Returns:
+      the new states and the metrics.
+    """
+    plan_key, fold_key = jax.random.split(key)
+    plan = agent.plan(plan_key, state, trajectory)
+    if agent.replay is None:
+        state, metrics = _learn_on_batch(fold_key, agent, state, plan, num_lanes, fold)
+    else:
+        replay_state = agent.replay.add(replay_state, plan.data)
+        state, replay_state, metrics = _learn_from_replay(fold_key, agent, state, replay_state, fold)
+    return Learned(agent.observe(state, trajectory), replay_state, metrics)
+
+
+def _learn_on_batch(
+    key: Key, agent: Agent, state: PyTree, plan: Plan, num_lanes: int, fold: Callable[..., Any]
+) -> tuple[PyTree, Metrics]:
+    gather, units = _gatherer(plan, num_lanes)
+    size = units // plan.num_minibatches
+
+    def update(state: PyTree, number: Array) -> tuple[PyTree, Metrics]:
+        epoch, part = number // plan.num_minibatches, number % plan.num_minibatches
+        epoch_key = jax.random.fold_in(key, epoch)
+        lane_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(epoch_key, jnp.arange(num_lanes))
+        index = part * size + jnp.arange(size)
+        minibatch = gather(jax.vmap(lambda lane_key: permute(lane_key, index, units))(lane_keys))
+        grads, aux = agent.grad(jax.random.fold_in(epoch_key, num_lanes + part), state, minibatch)
+        return agent.apply(state, grads), aux.metrics
+
+    state, metrics = fold(update, state, jnp.arange(plan.num_epochs * plan.num_minibatches))
+    return state, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
+
+
+def _gatherer(plan: Plan, num_lanes: int) -> tuple[Callable[[Array], PyTree], int]:
+    """Return a function from indices [L, n] to a minibatch, and the number of units in a lane."""
+    time, batch = jax.tree.leaves(plan.data)[0].shape[:2]
+    take = jax.vmap(lambda lane, index: lane[index])
+    if plan.unit == "step":
+        lanes = jax.tree.map(lambda x: to_lanes(x, num_lanes), plan.data)
+
+        def gather(index: Array) -> PyTree:
+            return jax.tree.map(lambda x: take(x, index).reshape(-1, *x.shape[2:]), lanes)
+
+        return gather, time * batch // num_lanes
+
+    by_lane = lambda x: x.reshape(num_lanes, batch // num_lanes, *x.shape[1:])  # noqa: E731
+    sequences = jax.tree.map(lambda x: by_lane(jnp.moveaxis(x, 1, 0)), plan.data)
+    per_env = jax.tree.map(by_lane, plan.per_env)
+
+    def gather_sequences(index: Array) -> PyTree:
+        pick = lambda x: take(x, index).reshape(-1, *x.shape[2:])  # noqa: E731
+        return jax.tree.map(lambda x: jnp.moveaxis(pick(x), 0, 1), sequences), jax.tree.map(pick, per_env)
+
+    return gather_sequences, batch // num_lanes
+
+
+def _learn_from_replay(
+    key: Key, agent: Agent, state: PyTree, replay_state: PyTree, fold: Callable[..., Any]
+) -> tuple[PyTree, PyTree, Metrics]:
+    replay = agent.replay
+    assert replay is not None
+    ready = replay.can_sample(replay_state)
+
+    def update(carry: tuple[PyTree, PyTree], number: Array) -> tuple[tuple[PyTree, PyTree], Metrics]:
+        state, replay_state = carry
+        sample_key, grad_key = jax.random.split(jax.random.fold_in(key, number))
+        minibatch, index = replay.sample(sample_key, replay_state)
+
+        def apply(state: PyTree) -> tuple[PyTree, Aux]:
+            grads, aux = agent.grad(grad_key, state, minibatch)
+            return agent.apply(state, grads), aux
+
+        def skip(state: PyTree) -> tuple[PyTree, Aux]:
+            # Metrics of updates that did not happen are NaN, which the host loop leaves out of averages.
+            return state, jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), jax.eval_shape(apply, state)[1])
+
+        state, aux = jax.lax.cond(ready, apply, skip, state)
+        if aux.priorities is not None:
+            replay_state = replay.update_priorities(replay_state, index, aux.priorities)
+        return (state, replay_state), aux.metrics
+
+    (state, replay_state), metrics = fold(update, (state, replay_state), jnp.arange(replay.num_updates))
+    return state, replay_state, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
+
+
+def python_scan(step: Callable[..., Any], carry: PyTree, inputs: PyTree) -> tuple[PyTree, PyTree]:
+    """Do what `jax.lax.scan` does, as a Python loop: slow, readable, and steppable in a debugger."""
+    outputs = []
+    for i in range(jax.tree.leaves(inputs)[0].shape[0]):
+        carry, output = step(carry, jax.tree.map(lambda x, i=i: x[i], inputs))
+        outputs.append(output)
+    return carry, jax.tree.map(lambda *x: jnp.stack(x), *outputs)
+
+
+def choose_lanes(num_envs: int, num_devices: int, requested: int | None, divides: Callable[[int], bool]) -> int:
+    """Return the number of lanes: what was requested, or the largest of 8, 4, 2, 1 that everything allows.
+
+    Args:
+      num_envs: B.
+      num_devices: of the mesh; must divide the number of lanes.
+      requested: by the user, or None.
+      divides: tells whether the agent's minibatches can be cut into so many lanes.
+
+    Raises:
+      ValueError: naming what does not divide what, and values that would.
+    """
+    if num_envs % num_devices:
+        low, high = num_envs // num_devices * num_devices, -(-num_envs // num_devices) * num_devices
+        use = f"{low} or {high}" if low else str(high)
+        raise ValueError(f"num_envs={num_envs} is not divisible by num_devices={num_devices}; use {use}.")
+    if requested is not None:
+        if requested < 1 or num_envs % requested or requested % num_devices:
+            raise ValueError(
+                f"num_lanes={requested} must divide num_envs={num_envs} and be divisible by "
+                f"num_devices={num_devices}; leave it out to have it chosen."
+            )
+        candidates = [requested]
+    else:
+        candidates = [n for n in (DEFAULT_LANES, 4, 2, 1) if num_envs % n == 0 and n % num_devices == 0] + [num_devices]
+    for lanes in candidates:
+        if divides(lanes):
+            return lanes
+    raise ValueError(
+        f"num_envs={num_envs} in {candidates[-1]} lanes (num_devices={num_devices}) leaves lanes whose share "
+        "the agent's minibatches do not divide; use more environments, fewer devices, or a num_minibatches or "
+        "batch_size that divides evenly."
+    )
+
+
+def plan_divides(agent: Agent, plan: Plan, num_lanes: int) -> bool:
+    """Tell whether minibatches of `plan` (abstract will do) take the same number of units from each of `num_lanes`."""
+    if agent.replay is not None:
+        return agent.replay.batch_size % num_lanes == 0
+    time, batch = jax.tree.leaves(plan.data)[0].shape[:2]
+    units = (time if plan.unit == "step" else 1) * batch // num_lanes
+    return units % plan.num_minibatches == 0 and units >= plan.num_minibatches

@@ -1,0 +1,338 @@
+"""Networks as plain functions over pytrees of parameters, built from flax linen torsos.
+
+An agent sees only `Network`: init, carry, apply, unroll. Anything with these four functions will do; `from_nnx` shows
+how a flax nnx module gets there. What the outputs are (a policy and a value, action values) is decided by the heads.
+The number of outputs is read from the parameters, which `init` made to the environment's spec.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from podium.ops.distributions import Categorical, DiagGaussian
+from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "tanh": jnp.tanh,
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "gelu": jax.nn.gelu,
+    "elu": jax.nn.elu,
+}
+MEMORIES = ("none", "gru", "lstm")
+
+
+class Network(NamedTuple):
+    """A function approximator with optional memory.
+
+    Attributes:
+      init: `(key, EnvSpec) -> params`.
+      carry: `(num_envs) -> memory [B, ...]`, zeros; `()` without memory.
+      apply: `(params, memory, obs [B, ...], first [B]) -> (output [B, ...], memory)`, one step.
+      unroll: `(params, memory, obs [T, B, ...], first [T, B]) -> output [T, B, ...]`, memory zeroed where `first`.
+        Without memory any leading axes do.
+      recurrent: whether there is memory.
+    """
+
+    init: Callable[[Key, EnvSpec], PyTree]
+    carry: Callable[[int], PyTree]
+    apply: Callable[[PyTree, PyTree, PyTree, Array], tuple[Any, PyTree]]
+    unroll: Callable[[PyTree, PyTree, PyTree, Array], Any]
+    recurrent: bool = False
+
+
+class ActorCritic(NamedTuple):
+    """Output of an actor-critic network: a distribution over actions, and values [...]."""
+
+    policy: Categorical | DiagGaussian
+    value: Array
+
+
+class MLP(nn.Module):
+    """Dense layers with an activation after each; orthogonal initialisation of gain sqrt(2)."""
+
+    hidden_sizes: Sequence[int]
+    activation: str = "tanh"
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        for size in self.hidden_sizes:
+            x = ACTIVATIONS[self.activation](nn.Dense(size, kernel_init=nn.initializers.orthogonal(2**0.5))(x))
+        return x
+
+
+class GRU(nn.Module):
+    """One step of a gated recurrent unit on memory [B, size]."""
+
+    size: int
+
+    @nn.compact
+    def __call__(self, memory: Array, x: Array) -> tuple[Array, Array]:
+        return nn.GRUCell(self.size)(memory, x)
+
+
+class LSTM(nn.Module):
+    """One step of a long short-term memory on memory (c, h), each [B, size]."""
+
+    size: int
+
+    @nn.compact
+    def __call__(self, memory: tuple[Array, Array], x: Array) -> tuple[tuple[Array, Array], Array]:
+        return nn.OptimizedLSTMCell(self.size)(memory, x)
+
+
+def flatten_obs(obs: PyTree, leading: int, width: int | None = None) -> Array:
+    """Flatten the parts of an observation into float vectors [..., n] behind `leading` batch axes.
+
+    A lone integer scalar (a `DiscreteSpec`) becomes a one-hot vector of `width`.
+    """
+    leaves = jax.tree.leaves(obs)
+    if len(leaves) == 1 and leaves[0].ndim == leading and jnp.issubdtype(leaves[0].dtype, jnp.integer):
+        return jax.nn.one_hot(leaves[0], width)
+    parts = [x.reshape(*x.shape[:leading], -1).astype(jnp.float32) for x in leaves]
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
+
+
+def _obs_width(spec: EnvSpec) -> int:
+    """Return the length of the vector `flatten_obs` makes of one observation."""
+    if isinstance(spec.obs, DiscreteSpec):
+        return spec.obs.num_values
+    leaves = jax.tree.leaves(spec.obs, is_leaf=lambda x: isinstance(x, ArraySpec | DiscreteSpec))
+    return sum(math.prod(leaf.shape) for leaf in leaves)
+
+
+def _linear(key: Key, inputs: int, outputs: int, scale: float) -> PyTree:
+    kernel = nn.initializers.orthogonal(scale)(key, (inputs, outputs), jnp.float32)
+    return {"kernel": kernel, "bias": jnp.zeros(outputs, jnp.float32)}
+
+
+def _apply_linear(params: PyTree, x: Array) -> Array:
+    return x @ params["kernel"] + params["bias"]
+
+
+def _apply_value(params: PyTree, x: Array) -> Array:
+    """Return a linear head's single output without its last axis ([N, 1] costs more in the gradient than [N])."""
+    return x @ params["kernel"][:, 0] + params["bias"][0]
+
+
+def init_policy(key: Key, inputs: int, spec: EnvSpec) -> PyTree:
+    """Return parameters of a policy head: logits, or a mean and one log standard deviation an action dimension."""
+    if isinstance(spec.action, DiscreteSpec):
+        return _linear(key, inputs, spec.action.num_values, 0.01)
+    if len(spec.action.shape) != 1:
+        raise ValueError(
+            f"the actions of {spec.name} have shape {spec.action.shape}; policies here need a vector (A,); "
+            "reshape them in the environment."
+        )
+    size = spec.action.shape[0]
+    return {**_linear(key, inputs, size, 0.01), "log_std": jnp.zeros(size, jnp.float32)}
+
+
+def apply_policy(params: PyTree, x: Array) -> Categorical | DiagGaussian:
+    """Return the distribution of a policy head."""
+    outputs = _apply_linear(params, x)
+    return DiagGaussian(outputs, params["log_std"]) if "log_std" in params else Categorical(outputs)
+
+
+def actor_critic(
+    hidden_sizes: Sequence[int] = (64, 64), activation: str = "tanh", memory: str = "none", memory_size: int = 64
+) -> Network:
+    """Make a policy and a value: two MLPs, or with memory one MLP, a GRU or LSTM, and two linear heads.
+
+    Args:
+      hidden_sizes: of each MLP.
+      activation: one of `ACTIVATIONS`.
+      memory: "none", "gru" or "lstm".
+      memory_size: units of the memory.
+
+    Returns:
+      a `Network` whose output is `ActorCritic`.
+
+    Raises:
+      ValueError: for an unknown activation or memory, or sizes that are not positive.
+    """
+    _check_choice("activation", activation, tuple(ACTIVATIONS))
+    _check_choice("memory", memory, MEMORIES)
+    _check_sizes("hidden_sizes", hidden_sizes)
+    torso = MLP(tuple(hidden_sizes), activation)
+    if memory == "none":
+        return _feed_forward_actor_critic(torso)
+    _check_sizes("memory_size", (memory_size,))
+    return _recurrent_actor_critic(torso, GRU(memory_size) if memory == "gru" else LSTM(memory_size), memory_size)
+
+
+def _feed_forward_actor_critic(torso: MLP) -> Network:
+    def init(key: Key, spec: EnvSpec) -> PyTree:
+        actor_key, critic_key, policy_key, value_key = jax.random.split(key, 4)
+        x = jnp.zeros((1, _obs_width(spec)))
+        width = torso.hidden_sizes[-1]
+        return {
+            "actor": torso.init(actor_key, x),
+            "critic": torso.init(critic_key, x),
+            "policy": init_policy(policy_key, width, spec),
+            "value": _linear(value_key, width, 1, 1.0),
+        }
+
+    def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> ActorCritic:
+        x = flatten_obs(obs, first.ndim, params["actor"]["params"]["Dense_0"]["kernel"].shape[0])
+        policy = apply_policy(params["policy"], torso.apply(params["actor"], x))
+        return ActorCritic(policy, _apply_value(params["value"], torso.apply(params["critic"], x)))
+
+    def apply(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[ActorCritic, PyTree]:
+        return unroll(params, memory, obs, first), memory
+
+    return Network(init, lambda num_envs: (), apply, unroll)
+
+
+def _recurrent_actor_critic(torso: MLP, cell: GRU | LSTM, size: int) -> Network:
+    def carry(num_envs: int) -> PyTree:
+        zeros = jnp.zeros((num_envs, size), jnp.float32)
+        return (zeros, zeros) if isinstance(cell, LSTM) else zeros
+
+    def init(key: Key, spec: EnvSpec) -> PyTree:
+        torso_key, cell_key, policy_key, value_key = jax.random.split(key, 4)
+        return {
+            "torso": torso.init(torso_key, jnp.zeros((1, _obs_width(spec)))),
+            "memory": cell.init(cell_key, carry(1), jnp.zeros((1, torso.hidden_sizes[-1]))),
+            "policy": init_policy(policy_key, size, spec),
+            "value": _linear(value_key, size, 1, 1.0),
+        }
+
+    def encode(params: PyTree, obs: PyTree, first: Array) -> Array:
+        width = params["torso"]["params"]["Dense_0"]["kernel"].shape[0]
+        return torso.apply(params["torso"], flatten_obs(obs, first.ndim, width))
+
+    def heads(params: PyTree, x: Array) -> ActorCritic:
+        return ActorCritic(apply_policy(params["policy"], x), _apply_value(params["value"], x))
+
+    def step(params: PyTree, memory: PyTree, x: Array, first: Array) -> tuple[PyTree, Array]:
+        memory = jax.tree.map(lambda m: jnp.where(first[:, None], 0.0, m), memory)
+        return cell.apply(params, memory, x)
+
+    def apply(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[ActorCritic, PyTree]:
+        memory, x = step(params["memory"], memory, encode(params, obs, first), first)
+        return heads(params, x), memory
+
+    def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> ActorCritic:
+        x = encode(params, obs, first)
+        outputs = _scan_groups(step, params["memory"], memory, x, first)
+        return heads(params, outputs)
+
+    return Network(init, carry, apply, unroll, recurrent=True)
+
+
+_batch_groups: contextvars.ContextVar[int] = contextvars.ContextVar("batch_groups", default=1)
+
+
+@contextlib.contextmanager
+def batch_groups(groups: int) -> Iterator[None]:
+    """While tracing, unroll memories in `groups` equal parts of the batch, each with its own copy of the weights.
+
+    A layout hint for whoever compiles over several devices: the gradient of a weight used in a loop over time is
+    summed over the batch in every step of the backward loop, which on a mesh is a collective a step. With a copy of
+    the weights per part the sums stay local and are added once, after the loop. The mathematics is the same.
+    """
+    token = _batch_groups.set(groups)
+    try:
+        yield
+    finally:
+        _batch_groups.reset(token)
+
+
+def _scan_groups(step: Callable[..., Any], params: PyTree, memory: PyTree, x: Array, first: Array) -> Array:
+    """Scan `step` over time, [T, B, ...] -> [T, B, ...], in `batch_groups` parts of B where they divide it."""
+
+    def scan(params: PyTree, memory: PyTree, x: Array, first: Array) -> Array:
+        return jax.lax.scan(lambda m, inputs: step(params, m, *inputs), memory, (x, first))[1]
+
+    groups = _batch_groups.get()
+    if groups == 1 or x.shape[1] % groups:
+        return scan(params, memory, x, first)
+    split = lambda z, axis: z.reshape(*z.shape[:axis], groups, -1, *z.shape[axis + 1 :])  # noqa: E731
+    copies = jax.tree.map(lambda p: jnp.broadcast_to(p, (groups, *p.shape)), params)
+    parts = jax.vmap(scan, in_axes=(0, 0, 1, 1), out_axes=1)(
+        copies, jax.tree.map(lambda m: split(m, 0), memory), split(x, 1), split(first, 1)
+    )
+    return parts.reshape(x.shape[0], x.shape[1], *parts.shape[3:])
+
+
+def q_network(hidden_sizes: Sequence[int] = (64, 64), activation: str = "relu", dueling: bool = False) -> Network:
+    """Make action values Q [..., A]: one MLP and a linear head, or two (Wang et al. 2016, eq. 9) when `dueling`.
+
+    Raises:
+      ValueError: for an unknown activation or sizes that are not positive; from `init`, for continuous actions.
+    """
+    _check_choice("activation", activation, tuple(ACTIVATIONS))
+    _check_sizes("hidden_sizes", hidden_sizes)
+    torso = MLP(tuple(hidden_sizes), activation)
+
+    def init(key: Key, spec: EnvSpec) -> PyTree:
+        if not isinstance(spec.action, DiscreteSpec):
+            raise ValueError(f"the actions of {spec.name} are continuous; action values need discrete actions; use ppo.")
+        torso_key, action_key, value_key = jax.random.split(key, 3)
+        width = torso.hidden_sizes[-1]
+        params = {
+            "torso": torso.init(torso_key, jnp.zeros((1, _obs_width(spec)))),
+            "advantage": _linear(action_key, width, spec.action.num_values, 1.0),
+        }
+        return {**params, "value": _linear(value_key, width, 1, 1.0)} if dueling else params
+
+    def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> Array:
+        x = flatten_obs(obs, first.ndim, params["torso"]["params"]["Dense_0"]["kernel"].shape[0])
+        x = torso.apply(params["torso"], x)
+        advantage = _apply_linear(params["advantage"], x)
+        if not dueling:
+            return advantage
+        return _apply_value(params["value"], x)[..., None] + advantage - advantage.mean(-1, keepdims=True)
+
+    def apply(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[Array, PyTree]:
+        return unroll(params, memory, obs, first), memory
+
+    return Network(init, lambda num_envs: (), apply, unroll)
+
+
+def from_nnx(make_module: Callable[[Key, EnvSpec], Any]) -> Network:
+    """Make a memory-less `Network` of a flax nnx module.
+
+    Args:
+      make_module: `(key, spec) -> nnx.Module`, called as `module(obs, leading_axes)` and returning the output. It is
+        split into a graph and a pytree of parameters once per trace; `nnx.jit` is never used.
+    """
+    from flax import nnx
+
+    graphs: dict[Any, Any] = {}
+
+    def init(key: Key, spec: EnvSpec) -> PyTree:
+        graph, params = nnx.split(make_module(key, spec))
+        pure = nnx.to_pure_dict(params)
+        graphs[jax.tree.structure(pure)] = (graph, params)
+        return pure
+
+    def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> Any:
+        graph, state = graphs[jax.tree.structure(params)]
+        state = jax.tree.map(lambda x: x, state)
+        nnx.replace_by_pure_dict(state, params)
+        return nnx.merge(graph, state)(obs, first.ndim)
+
+    def apply(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[Any, PyTree]:
+        return unroll(params, memory, obs, first), memory
+
+    return Network(init, lambda num_envs: (), apply, unroll)
+
+
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(choices)}.")
+
+
+def _check_sizes(name: str, sizes: Sequence[int]) -> None:
+    if not sizes or any(size < 1 for size in sizes):
+        raise ValueError(f"{name}={sizes} must be positive integers, at least one.")

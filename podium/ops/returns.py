@@ -1,0 +1,98 @@
+"""Returns and advantages: pure mathematics over [T, B] arrays, episode boundaries told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from podium.types import Array, PyTree
+
+
+def gae(reward: Array, discount: Array, value: Array, next_value: Array, last: Array, lambda_: float) -> Array:
+    """Estimate advantages by GAE (Schulman et al. 2016, eq. 16).
+
+        delta_t = r_t + discount_t * V(s'_t) - V(s_t)
+        A_t     = delta_t + discount_t * lambda * A_{t+1}        (the second term only inside an episode)
+
+    Args:
+      reward: [T, B], received after the action at t.
+      discount: [T, B], gamma, or 0 where the episode terminated.
+      value: [T, B], estimates at t.
+      next_value: [T, B], at the observation reached, before any reset.
+      last: [T, B], True where an episode ended, either way; cuts the trace.
+      lambda_: in [0, 1]; 0 gives the one-step TD error, 1 the return minus the value.
+
+    Returns:
+      [T, B] advantages; gradients are not stopped.
+
+    >>> import jax.numpy as jnp
+    >>> one = jnp.ones((3, 1))
+    >>> gae(one, one, 0 * one, 0 * one, jnp.zeros((3, 1), bool), 1.0)[:, 0].tolist()
+    [3.0, 2.0, 1.0]
+    """
+    delta = reward + discount * next_value - value
+    decay = discount * lambda_ * (1.0 - last)
+
+    def step(advantage: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
+        delta, decay = inputs
+        advantage = delta + decay * advantage
+        return advantage, advantage
+
+    return jax.lax.scan(step, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
+
+
+def discounted_sums(reward: Array, last: Array, gamma: float, start: Array) -> Array:
+    """Accumulate rewards forward in time: G_t = gamma * G_{t-1} + r_t, begun anew after an episode's end.
+
+    Args:
+      reward: [T, B].
+      last: [T, B], True where an episode ended.
+      gamma: in [0, 1].
+      start: scalar or [B], G before the first row.
+
+    Returns:
+      [T, B] sums.
+    """
+
+    def step(total: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
+        reward, last = inputs
+        total = gamma * total + reward
+        return total * (1.0 - last), total
+
+    start = jnp.broadcast_to(start, reward.shape[1:]).astype(reward.dtype)
+    return jax.lax.scan(step, start, (reward, last))[1]
+
+
+def next_values(
+    value: Array, truncated: Array, inputs: PyTree, evaluate: Callable[[PyTree], Array]
+) -> Array:
+    """Return the value of the observation that every step reached, evaluating only where it is not known.
+
+    Inside an episode V(s'_t) is `value[t + 1]`. It must be evaluated at the last row, and where an episode was
+    truncated (there `value[t + 1]` belongs to the next episode). Truncations are rare, so they are evaluated one
+    per environment at a time, in as many rounds as the environment with the most truncations needs. Where an
+    episode terminated the result is arbitrary and finite: multiply by a discount of 0.
+
+    Args:
+      value: [T, B], estimates at t.
+      truncated: [T, B] bool.
+      inputs: pytree [T, B, ...], what `evaluate` needs for the observation reached at t.
+      evaluate: maps `inputs` of one time, [B, ...], to values [B].
+
+    Returns:
+      [T, B] values.
+    """
+    shifted = jnp.concatenate([value[1:], evaluate(jax.tree.map(lambda x: x[-1], inputs))[None]])
+    time = jnp.arange(value.shape[0])[:, None]
+
+    def one_round(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        remaining, values = state
+        t = jnp.argmax(remaining, axis=0)
+        row = jax.tree.map(lambda x: jax.vmap(lambda column, i: column[i], in_axes=(1, 0))(x, t), inputs)
+        here = remaining & (time == t)
+        return remaining & ~here, jnp.where(here, evaluate(row), values)
+
+    remaining = truncated & (time < value.shape[0] - 1)
+    return jax.lax.while_loop(lambda state: state[0].any(), one_round, (remaining, shifted))[1]

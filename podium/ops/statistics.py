@@ -1,0 +1,76 @@
+"""Running mean and variance of a stream, updated a batch at a time; masked means."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from podium.types import Array, PyTree
+
+
+class RunningStats(NamedTuple):
+    """Count, mean and sum of squared deviations of everything seen; `mean` and `m2` are pytrees."""
+
+    count: Array
+    mean: PyTree
+    m2: PyTree
+
+    def std(self) -> PyTree:
+        """Return the standard deviation, 1 before anything was seen."""
+        return jax.tree.map(
+            lambda m2: jnp.where(self.count > 0, jnp.sqrt(m2 / jnp.maximum(self.count, 1.0)), 1.0), self.m2
+        )
+
+
+def init_stats(example: PyTree) -> RunningStats:
+    """Return empty statistics for values shaped like `example` (no batch axes)."""
+    zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float32), example)
+    return RunningStats(jnp.zeros((), jnp.float32), zeros, zeros)
+
+
+def update_stats(stats: RunningStats, batch: PyTree, valid: Array | None = None) -> RunningStats:
+    """Add a batch (Chan et al. 1979, the parallel update of mean and variance).
+
+    Args:
+      stats: so far.
+      batch: pytree [T, B, ...].
+      valid: [T, B] bool rows to count, or None for all.
+
+    Returns:
+      the statistics of everything seen up to now; exact whatever way the stream is cut in batches.
+    """
+    leading = jax.tree.leaves(batch)[0].shape[:2]
+    mask = jnp.ones(leading, jnp.float32) if valid is None else valid.astype(jnp.float32)
+    added = jnp.sum(mask)
+    total = jnp.maximum(stats.count + added, 1.0)
+
+    def merge(x: Array, mean: Array, m2: Array) -> tuple[Array, Array]:
+        weight = mask.reshape(leading + (1,) * (x.ndim - 2))
+        x = x.astype(jnp.float32)
+        batch_mean = jnp.sum(x * weight, axis=(0, 1)) / jnp.maximum(added, 1.0)
+        batch_m2 = jnp.sum(jnp.square(x - batch_mean) * weight, axis=(0, 1))
+        shift = batch_mean - mean
+        new_mean = mean + shift * added / total
+        return new_mean, m2 + batch_m2 + jnp.square(shift) * stats.count * added / total
+
+    leaves, structure = jax.tree.flatten(batch)
+    merged = [merge(*z) for z in zip(leaves, jax.tree.leaves(stats.mean), jax.tree.leaves(stats.m2), strict=True)]
+    means, m2s = ([pair[i] for pair in merged] for i in (0, 1))
+    unflatten = structure.unflatten
+    return RunningStats(stats.count + added, unflatten(means), unflatten(m2s))
+
+
+def normalize(stats: RunningStats, x: PyTree, limit: float = 10.0) -> PyTree:
+    """Return (x - mean) / std, clipped to +-limit, leaf by leaf."""
+    return jax.tree.map(
+        lambda x, mean, std: jnp.clip((x - mean) / (std + 1e-8), -limit, limit), x, stats.mean, stats.std()
+    )
+
+
+def masked_mean(x: Array, valid: Array | None = None) -> Array:
+    """Return the mean of `x` over the rows where `valid`, or over all where it is None."""
+    if valid is None:
+        return jnp.mean(x)
+    return jnp.sum(jnp.where(valid, x, 0.0)) / jnp.maximum(jnp.sum(valid), 1)

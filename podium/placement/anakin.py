@@ -1,0 +1,203 @@
+"""Anakin (Hessel et al. 2021, Podracer): rollout and update in one compiled program over a mesh of devices.
+
+The rollout runs inside `shard_map`: each device loops over its own environments and never waits for another. The
+update is written for the one global batch, and the partitioner inserts the sums of gradients: the only communication.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from podium.agent import Agent
+from podium.env import Env
+from podium.episodes import Ended
+from podium.networks import batch_groups
+from podium.placement import program
+from podium.placement.devices import Devices, resolve_devices
+from podium.placement.program import RunState, Sizes
+from podium.rollout import RolloutState, rollout
+from podium.types import Array, Key, Metrics, PyTree, Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Anakin:
+    """Fuse environments, inference and learning on every device.
+
+    Args:
+      devices: a number, a sequence of devices, or None for all there are.
+    """
+
+    devices: Devices = None
+
+    def build(
+        self,
+        agent: Agent,
+        env: Env,
+        *,
+        num_envs: int,
+        rollout_length: int,
+        seeds: int = 1,
+        num_lanes: int | None = None,
+        max_updates: int = 1,
+    ) -> AnakinProgram:
+        """Check every size and return the program; see `Placement.build`."""
+        program.check_sizes(num_envs, rollout_length, seeds, max_updates)
+        devices = resolve_devices(self.devices)
+        env = program.prepare(env)
+        by_seed = seeds > 1 and seeds % len(devices) == 0
+        shards = 1 if by_seed else len(devices)
+        lanes = program.resolve_lanes(agent, env, num_envs, rollout_length, shards, num_lanes)
+        sizes = Sizes(num_envs, rollout_length, seeds, lanes)
+        return AnakinProgram(agent, env, sizes, devices, by_seed, max_updates)
+
+    def explain(self) -> str:
+        """Say in words who runs where and what moves."""
+        number = "every device" if self.devices is None else f"{len(resolve_devices(self.devices))} device(s)"
+        return (
+            f"Anakin on {number}: each steps its share of the environments, acts, and computes gradients of its share "
+            "of every minibatch, in one compiled program. Gradient sums cross devices, nothing else. The policy is "
+            "never stale. Independent seeds that the devices divide run whole on one device each, and nothing crosses."
+        )
+
+
+class AnakinProgram:
+    """The fused program for one agent, one environment and one set of sizes; a `Program`."""
+
+    def __init__(self, agent: Agent, env: Env, sizes: Sizes, devices: list[jax.Device], by_seed: bool, max_updates: int):
+        self.agent, self.env, self.sizes, self.devices = agent, env, sizes, devices
+        self.max_updates = max_updates
+        self.compile_seconds = 0.0
+        self._by_seed = by_seed
+        axis = "seed" if by_seed else "env"
+        self._mesh = Mesh(np.array(devices), (axis,), axis_types=(AxisType.Auto,))
+        self._shardings = jax.tree.map(
+            lambda spec: NamedSharding(self._mesh, spec), self._partition(), is_leaf=lambda x: isinstance(x, P)
+        )
+        self._compiled: Any = None
+
+    def init(self, seed: int) -> RunState:
+        """Return the first state; seed s of several starts from `fold_in(key(seed), s)`."""
+        return jax.jit(self._start, out_shardings=self._shardings)(jax.random.key(seed))
+
+    def _start(self, key: Key) -> RunState:
+        start = lambda key: program.start(key, self.agent, self.env, self.sizes)  # noqa: E731
+        if self.sizes.seeds == 1:
+            return start(key)
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(self.sizes.seeds))
+        return jax.vmap(start)(keys)
+
+    def abstract_state(self) -> RunState:
+        """Return the state's shapes, dtypes and shardings."""
+        shapes = jax.eval_shape(self._start, jax.random.key(0))
+        return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, self._shardings)
+
+    def _partition(self) -> RunState:
+        """Return a PartitionSpec for every leaf of the state."""
+        shapes = jax.eval_shape(self._start, jax.random.key(0))
+        if self._by_seed:
+            return jax.tree.map(lambda x: P("seed"), shapes)
+        axes = () if self.sizes.seeds == 1 else (None,)
+        everywhere = lambda tree: jax.tree.map(lambda x: P(), tree)  # noqa: E731
+        # Environments and replay lanes lie along the mesh; scalars of the replay are the same everywhere.
+        split = lambda tree: jax.tree.map(lambda x: P(*axes, "env") if x.ndim > len(axes) else P(), tree)  # noqa: E731
+        return RunState(P(), P(), everywhere(shapes.agent), split(shapes.replay), split(shapes.rollout))
+
+    def _iterate(self, state: RunState) -> tuple[RunState, Metrics]:
+        return program.iterate(state, self.agent, self._collect, program.make_learn(self.agent, self.sizes))
+
+    def _collect(self, key: Key, params: PyTree, state: RolloutState, version: Array) -> Any:
+        def local(key: Key, params: PyTree, state: RolloutState, version: Array) -> Any:
+            return rollout(key, self.agent, self.env, params, state, self.sizes.rollout_length, version)
+
+        if self._by_seed or len(self.devices) == 1:
+            return local(key, params, state, version)
+        rows = P(None, "env")
+        trajectory = Trajectory(*[rows] * 8, P("env"), P("env"), P(), rows)
+        return jax.shard_map(
+            local,
+            mesh=self._mesh,
+            in_specs=(P(), P(), P("env"), P()),
+            out_specs=(P("env"), trajectory, Ended(rows, rows, rows)),
+            check_vma=False,
+        )(key, params, state, version)
+
+    def _chunk(self, state: RunState, num_updates: Array) -> tuple[RunState, Metrics]:
+        """Iterate `num_updates` times; a count known only at run time, so that no length compiles anew."""
+        with batch_groups(1 if self._by_seed else len(self.devices)):
+            shapes = jax.eval_shape(self._iterate, state)[1]
+            metrics = jax.tree.map(lambda x: jnp.zeros((self.max_updates, *x.shape), x.dtype), shapes)
+
+            def body(i: Array, carry: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
+                state, metrics = carry
+                state, new = self._iterate(state)
+                return state, jax.tree.map(lambda rows, row: rows.at[i].set(row), metrics, new)
+
+            state, metrics = jax.lax.fori_loop(0, num_updates, body, (state, metrics))
+        return state, {**metrics, "finite": program.all_finite(state.agent)}
+
+    def _all_seeds(self, state: RunState, num_updates: Array) -> tuple[RunState, Metrics]:
+        if self.sizes.seeds == 1:
+            return self._chunk(state, num_updates)
+        several = jax.vmap(self._chunk, in_axes=(0, None))
+        if not self._by_seed:
+            return several(state, num_updates)
+        seed = P("seed")
+        return jax.shard_map(
+            several, mesh=self._mesh, in_specs=(seed, P()), out_specs=(seed, seed), check_vma=False
+        )(state, num_updates)
+
+    def compile(self) -> None:
+        """Trace and compile, once."""
+        if self._compiled is not None:
+            return
+        began = time.perf_counter()
+        chunk = jax.jit(
+            self._all_seeds,
+            donate_argnums=0,
+            in_shardings=(self._shardings, None),
+            out_shardings=(self._shardings, None),
+        )
+        self._compiled = chunk.lower(self.abstract_state(), jax.ShapeDtypeStruct((), jnp.int32)).compile()
+        self.compile_seconds = time.perf_counter() - began
+
+    def chunk(self, state: RunState, num_updates: int) -> tuple[RunState, Metrics]:
+        """Do `num_updates` (at most `max_updates`) iterations; consumes `state`.
+
+        Returns:
+          the next state, and metrics as NumPy: [num_updates] each ([num_updates, seeds] for several), and "finite".
+        """
+        if not 1 <= num_updates <= self.max_updates:
+            raise ValueError(f"num_updates={num_updates} must lie between 1 and max_updates={self.max_updates}.")
+        self.compile()
+        state, metrics = self._compiled(state, jnp.int32(num_updates))
+        # Waiting here bounds the work in flight: on CPU many unwaited collectives can deadlock.
+        fetched = jax.device_get(jax.block_until_ready(metrics))
+        finite = fetched.pop("finite")
+        rows = {k: (v[:num_updates] if self.sizes.seeds == 1 else v[:, :num_updates].T) for k, v in fetched.items()}
+        return state, {**rows, "finite": finite}
+
+    def compiled_text(self) -> str:
+        """Return the optimised program as text, to see what is communicated."""
+        self.compile()
+        return self._compiled.as_text()
+
+    def memory_analysis(self) -> Any:
+        """Return XLA's account of the program's memory."""
+        self.compile()
+        return self._compiled.memory_analysis()
+
+    def agent_state(self, state: RunState) -> PyTree:
+        """Return the agent's State within `state`; a leading axis of seeds where there are several."""
+        return state.agent
+
+    def update_count(self, state: RunState) -> int:
+        """Return the number of iterations behind `state`."""
+        return int(np.asarray(state.update).reshape(-1)[0])

@@ -1,0 +1,65 @@
+"""How many devices there are, and how to get more of them on a CPU."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import jax
+
+Devices = int | Sequence[jax.Device] | None
+
+
+def request_devices(number: int) -> str | None:
+    """Ask for `number` devices before JAX starts; on a CPU that makes virtual ones.
+
+    Call it before anything touches a JAX array. On an accelerator it changes nothing.
+
+    Args:
+      number: of devices wanted.
+
+    Returns:
+      a sentence for people where virtual devices were made, else None.
+
+    Raises:
+      ValueError: if `number` is not positive.
+    """
+    _check_number(number)
+    if number == 1:
+        return None
+    try:
+        jax.config.update("jax_num_cpu_devices", number)
+    except RuntimeError:
+        return None  # JAX has started; `resolve_devices` says what is missing.
+    if jax.default_backend() == "cpu":
+        return f"{number} virtual devices on one CPU: right for tests and for trying things out, no faster by themselves."
+    return None
+
+
+def resolve_devices(devices: Devices) -> list[jax.Device]:
+    """Return a list of devices: all for None, the first n for an integer, or those given.
+
+    Raises:
+      ValueError: if there are too few, or none is named.
+    """
+    if devices is None:
+        return jax.devices()
+    if not isinstance(devices, int):
+        if not list(devices):
+            raise ValueError("devices=[] names no device; leave it out to use all.")
+        return list(devices)
+    message = request_devices(devices)
+    if message and len(jax.devices()) == devices:
+        warnings.warn(message, stacklevel=3)
+    available = jax.devices()
+    if devices > len(available):
+        raise ValueError(
+            f"devices={devices}, but JAX has started with {len(available)} ({available[0].platform}); use at most "
+            f"{len(available)}, or on a CPU call podium.request_devices({devices}) before any other use of JAX."
+        )
+    return available[:devices]
+
+
+def _check_number(number: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ValueError(f"devices={number!r} must be a positive integer; leave it out to use all.")

@@ -1,0 +1,100 @@
+"""Single: everything in one place and one loop at a time, to be read and to be held against.
+
+The same arithmetic as every synchronous placement, with Python loops where they have compiled ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podium.agent import Agent
+from podium.env import Env
+from podium.learn import python_scan
+from podium.placement import program
+from podium.placement.program import RunState, Sizes
+from podium.rollout import rollout
+from podium.types import Metrics, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Single:
+    """Run everything on the first device, step by step in Python: the readable oracle."""
+
+    def build(
+        self,
+        agent: Agent,
+        env: Env,
+        *,
+        num_envs: int,
+        rollout_length: int,
+        seeds: int = 1,
+        num_lanes: int | None = None,
+        max_updates: int = 1,
+    ) -> SingleProgram:
+        """Check every size and return the program; see `Placement.build`."""
+        program.check_sizes(num_envs, rollout_length, seeds, max_updates)
+        if seeds != 1:
+            raise ValueError(f"seeds={seeds}: Single runs one seed; use podium.Anakin for several in one program.")
+        env = program.prepare(env)
+        lanes = program.resolve_lanes(agent, env, num_envs, rollout_length, 1, num_lanes)
+        return SingleProgram(agent, env, Sizes(num_envs, rollout_length, 1, lanes))
+
+    def explain(self) -> str:
+        """Say in words who runs where and what moves."""
+        return "Single: environments, inference and learning in turn on one device, in Python loops. Nothing moves."
+
+
+class SingleProgram:
+    """The readable program; a `Program`."""
+
+    def __init__(self, agent: Agent, env: Env, sizes: Sizes):
+        self.sizes = sizes
+        self.devices = jax.devices()[:1]
+        self.compile_seconds = 0.0
+        self.agent = agent
+        # The pieces are compiled, each alone; every loop that joins them is Python's.
+        self._agent = agent._replace(
+            act=jax.jit(agent.act, static_argnums=5),
+            plan=jax.jit(agent.plan),
+            grad=jax.jit(agent.grad),
+            apply=jax.jit(agent.apply),
+        )
+        self._env = env._replace(reset=jax.jit(env.reset), step=jax.jit(env.step))
+        self._learn = program.make_learn(self._agent, sizes, python_scan)
+
+    def init(self, seed: int) -> RunState:
+        """Return the first state."""
+        return program.start(jax.random.key(seed), self.agent, self._env, self.sizes)
+
+    def abstract_state(self) -> RunState:
+        """Return the state's shapes and dtypes."""
+        return jax.eval_shape(lambda: self.init(0))
+
+    def compile(self) -> None:
+        """Do nothing: the pieces compile when first used."""
+
+    def chunk(self, state: RunState, num_updates: int) -> tuple[RunState, Metrics]:
+        """Do `num_updates` iterations."""
+
+        def collect(key, params, rollout_state, version):  # type: ignore[no-untyped-def]
+            length = self.sizes.rollout_length
+            return rollout(key, self._agent, self._env, params, rollout_state, length, version, python_scan)
+
+        rows = []
+        for _ in range(num_updates):
+            state, metrics = program.iterate(state, self._agent, collect, self._learn)
+            rows.append(jax.device_get(metrics))
+        stacked = jax.tree.map(lambda *x: np.stack(x), *rows)
+        return state, {**stacked, "finite": np.asarray(program.all_finite(state.agent))}
+
+    def agent_state(self, state: RunState) -> PyTree:
+        """Return the agent's State within `state`."""
+        return state.agent
+
+    def update_count(self, state: RunState) -> int:
+        """Return the number of iterations behind `state`."""
+        return int(jnp.asarray(state.update))
