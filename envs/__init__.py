@@ -1,0 +1,132 @@
+"""Environments: adapters, native ones and wrappers, found by name with `make(name)` and `names()`.
+
+A family is a group of environments that one module serves. Each is imported when one of its names is first asked
+for, so that a simulator nobody uses is never loaded. To add a family (`atari/<Game>`, a host environment), add a
+module with the three functions of `Family` and a line to `_families`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from podium.env import Env
+from podium.envs import native, wrappers
+
+__all__ = ["Family", "make", "names", "native", "register", "wrappers"]
+
+
+class Family(NamedTuple):
+    """Environments that one module serves.
+
+    Attributes:
+      names: `() -> list[str]`, without importing a simulator that may be missing.
+      option_names: `(name) -> list[str]`, what `make` accepts, or None where the family's `make` says so itself.
+      make: `(name, **options) -> Env` (or a `HostEnv`, for families that run on the CPU).
+    """
+
+    names: Callable[[], list[str]]
+    option_names: Callable[[str], list[str] | None]
+    make: Callable[..., Any]
+
+
+_factories: dict[str, Callable[..., Env]] = {
+    "podium/Catch": native.catch,
+    "podium/Corridor": native.corridor,
+    "podium/RepeatFirst": native.repeat_first,
+}
+
+
+def _gymnax_family() -> Family:
+    from podium.envs import gymnax_envs
+
+    return Family(gymnax_envs.names, lambda name: None, gymnax_envs.make)
+
+
+def _factory_family() -> Family:
+    return Family(lambda: list(_factories), _factory_options, lambda name, **options: _factories[name](**options))
+
+
+_families: list[Callable[[], Family]] = [_factory_family, _gymnax_family]
+
+
+def names() -> list[str]:
+    """List every environment that `make` knows."""
+    return [name for family in _families for name in family().names()]
+
+
+def make(name: str, **options: Any) -> Env:
+    """Make an environment by name.
+
+    Args:
+      name: one of `names()`, spelt as there.
+      **options: of this environment; for those of gymnax its constructor arguments and parameters.
+
+    Returns:
+      An `Env` that does not reset itself; placements apply `podium.env.auto_reset`.
+
+    Raises:
+      ValueError: for an unknown name (with the nearest known ones), or an option that the environment has not.
+
+    >>> make("podium/Catch", rows=5).spec.max_episode_steps
+    4
+    """
+    for load_family in _families:
+        family = load_family()
+        if name not in family.names():
+            continue
+        known = family.option_names(name)
+        for option in options:
+            if known is not None and option not in known:
+                near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise ValueError(f"{name} has no option {option!r}.{hint} It has: {', '.join(known) or 'none'}.")
+        return family.make(name, **options)
+    near = near_misses(name, names())
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    raise ValueError(f"No environment is named {name!r}.{hint} podium.envs.names() lists them all.")
+
+
+def register(name: str, factory: Callable[..., Env]) -> None:
+    """Make `make(name, **options)` call `factory(**options)`; the factory's signature says which options there are.
+
+    Raises:
+      ValueError: for a name that is taken.
+    """
+    if name in names():
+        raise ValueError(f"{name!r} is taken already; choose another name.")
+    _factories[name] = factory
+
+
+def near_misses(name: str, known: list[str], most: int = 3) -> list[str]:
+    """Return up to `most` names that `name` may have meant, best first.
+
+    Case, punctuation and what stands before a slash or after a dash count for little.
+
+    >>> near_misses("breakout", ["Breakout-MinAtar", "CartPole-v1"])
+    ['Breakout-MinAtar']
+    """
+
+    def plain(text: str) -> str:
+        return "".join(c for c in text.lower() if c.isalnum())
+
+    def forms(text: str) -> list[str]:
+        short = text.split("/")[-1]
+        return [plain(text), plain(short), plain(short.split("-")[0])]
+
+    def similarity(other: str) -> float:
+        return max(difflib.SequenceMatcher(None, a, b).ratio() for a in forms(name) for b in forms(other))
+
+    scores = {other: similarity(other) for other in known}
+    best = max(scores.values(), default=0.0)
+    close = [other for other in known if scores[other] >= max(0.7, best - 0.1)]
+    return sorted(close, key=lambda other: -scores[other])[:most]
+
+
+def _factory_options(name: str) -> list[str] | None:
+    parameters = inspect.signature(_factories[name]).parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return [parameter.name for parameter in parameters]

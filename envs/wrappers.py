@@ -1,0 +1,266 @@
+"""Wrappers: pure functions from `Env` to `Env`.
+
+They compose in any order, with `auto_reset` inside or outside, but for one pair: `time_limit` goes inside `auto_reset`
+(it says so). Every wrapper leaves `next_obs` the true last observation. One that keeps state of its own starts it
+afresh with each episode, also on an environment that resets itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podium.env import Env, auto_reset
+from podium.types import Array, ArraySpec, DiscreteSpec, Key, PyTree, TimeStep
+
+__all__ = [
+    "auto_reset",
+    "clip_reward",
+    "episode_statistics",
+    "frame_stack",
+    "scale_reward",
+    "sign_reward",
+    "sticky_actions",
+    "time_limit",
+]
+
+
+class WrappedState(NamedTuple):
+    """The state of the environment inside, and what the wrapper itself remembers."""
+
+    env: PyTree
+    own: PyTree
+
+
+def time_limit(env: Env, max_steps: int) -> Env:
+    """Truncate every episode after `max_steps` steps.
+
+    Where the environment terminates in that very step both flags are set, and termination counts.
+
+    Args:
+      env: an `Env` that does not reset itself yet: what is cut here must be reset by an `auto_reset` outside.
+      max_steps: at least 1; `spec.max_episode_steps` becomes this where it was longer or None.
+
+    Raises:
+      ValueError: for a limit below 1, or an `env` that already resets itself.
+    """
+    if max_steps < 1:
+        raise ValueError(f"max_steps={max_steps} is below 1; an episode has at least one step.")
+    if env.resets_itself:
+        raise ValueError(
+            f"time_limit cannot cut {env.spec.name}, which resets itself already; put it inside: "
+            f"auto_reset(time_limit(env, {max_steps}))."
+        )
+    old = env.spec.max_episode_steps
+    spec = dataclasses.replace(env.spec, max_episode_steps=max_steps if old is None else min(old, max_steps))
+
+    def begin(timestep: TimeStep) -> tuple[Array, TimeStep]:
+        return jnp.zeros((), jnp.int32), timestep
+
+    def advance(time: Array, timestep: TimeStep) -> tuple[Array, TimeStep]:
+        time = time + 1
+        return time, timestep._replace(truncated=timestep.truncated | (time >= max_steps))
+
+    return _remember(env._replace(spec=spec), begin, advance)
+
+
+class _Episode(NamedTuple):
+    episode_return: Array
+    episode_length: Array
+
+
+def episode_statistics(env: Env) -> Env:
+    """Report returns and lengths: `info["episode_return"]` float32 and `info["episode_length"]` int32.
+
+    Both run along with the episode and hold its total where `timestep.last`. The return is counted without discount
+    from `info["raw_reward"]` where there is one, else from the reward.
+    """
+
+    def begin(timestep: TimeStep) -> tuple[_Episode, TimeStep]:
+        episode = _Episode(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
+        return episode, _add_info(timestep, **episode._asdict())
+
+    def advance(episode: _Episode, timestep: TimeStep) -> tuple[_Episode, TimeStep]:
+        reward = timestep.info.get("raw_reward", timestep.reward)
+        episode = _Episode(episode.episode_return + reward, episode.episode_length + 1)
+        return episode, _add_info(timestep, **episode._asdict())
+
+    return _remember(env, begin, advance)
+
+
+def frame_stack(env: Env, num_frames: int) -> Env:
+    """Show the last `num_frames` observations at once, oldest first, concatenated on the last axis.
+
+    [H, W, C] becomes [H, W, num_frames * C], [D] becomes [num_frames * D], a scalar [num_frames]; each array of a
+    pytree is stacked for itself. At the start of an episode the first observation stands in for those before it, so
+    no frame of the old episode is ever seen in the new one. The stack in `next_obs` ends with the true last
+    observation.
+
+    Args:
+      env: any `Env` whose observations are arrays.
+      num_frames: at least 1.
+
+    Raises:
+      ValueError: for fewer than 1 frame, or for discrete observations (concatenated indices are no index).
+    """
+    if num_frames < 1:
+        raise ValueError(f"num_frames={num_frames} is below 1; use 1 (no change) or more.")
+
+    def stack_spec(spec: Any) -> ArraySpec:
+        if isinstance(spec, DiscreteSpec):
+            raise ValueError(
+                f"frame_stack cannot concatenate the discrete observations of {env.spec.name}; encode them as "
+                "arrays first (one-hot)."
+            )
+        shape = spec.shape or (1,)
+        low, high = (np.concatenate([np.broadcast_to(b, shape)] * num_frames, -1) for b in (spec.low, spec.high))
+        return ArraySpec((*shape[:-1], num_frames * shape[-1]), spec.dtype, low, high)
+
+    def push(frames: Array, obs: Array) -> Array:
+        obs = jnp.atleast_1d(obs)
+        return jnp.concatenate([frames[..., obs.shape[-1] :], obs], -1)
+
+    def begin(timestep: TimeStep) -> tuple[PyTree, TimeStep]:
+        frames = jax.tree.map(lambda x: jnp.concatenate([jnp.atleast_1d(x)] * num_frames, -1), timestep.obs)
+        return frames, timestep._replace(obs=frames, next_obs=frames)
+
+    def advance(frames: PyTree, timestep: TimeStep) -> tuple[PyTree, TimeStep]:
+        frames = jax.tree.map(push, frames, timestep.next_obs)
+        return frames, timestep._replace(obs=frames, next_obs=frames)
+
+    spec = dataclasses.replace(env.spec, obs=jax.tree.map(stack_spec, env.spec.obs, is_leaf=_is_spec))
+    return _remember(env._replace(spec=spec), begin, advance)
+
+
+class _LastAction(NamedTuple):
+    action: Array
+    exists: Array
+
+
+def sticky_actions(env: Env, probability: float = 0.25) -> Env:
+    """Repeat the previous action instead of the new one with some probability (Machado et al. 2018, section 5.2).
+
+    What is repeated is the action executed in the previous step (which may itself have been a repeat). The first
+    action of an episode is always executed as given; the Arcade Learning Environment may replace it by no-op.
+
+    Args:
+      env: any `Env`.
+      probability: in [0, 1); the paper uses 0.25.
+
+    Raises:
+      ValueError: for a probability outside [0, 1).
+    """
+    if not 0 <= probability < 1:
+        raise ValueError(f"probability={probability} is outside [0, 1); the paper uses 0.25.")
+
+    def nothing() -> _LastAction:
+        return _LastAction(env.spec.action.zeros(), jnp.zeros((), bool))
+
+    def reset(key: Key) -> tuple[WrappedState, TimeStep]:
+        env_state, timestep = env.reset(key)
+        return WrappedState(env_state, nothing()), timestep
+
+    def step(key: Key, state: WrappedState, action: Array) -> tuple[WrappedState, TimeStep]:
+        sticky_key, step_key = jax.random.split(key)
+        repeats = state.own.exists & jax.random.bernoulli(sticky_key, probability)
+        action = jnp.where(repeats, state.own.action, jnp.asarray(action, env.spec.action.dtype))
+        env_state, timestep = env.step(step_key, state.env, action)
+        last_action = _LastAction(action, jnp.ones((), bool))
+        if env.resets_itself:
+            last_action = _where(timestep.last, nothing(), last_action)
+        return WrappedState(env_state, last_action), timestep
+
+    return env._replace(reset=reset, step=step, render=_render_inside(env))
+
+
+def clip_reward(env: Env, low: float = -1.0, high: float = 1.0) -> Env:
+    """Clip rewards to [low, high]; `info["raw_reward"]` keeps what the innermost environment paid.
+
+    Raises:
+      ValueError: unless low < high.
+    """
+    if not low < high:
+        raise ValueError(f"low={low} is not below high={high}.")
+    return _map_reward(env, lambda reward: jnp.clip(reward, low, high))
+
+
+def sign_reward(env: Env) -> Env:
+    """Keep only the sign of rewards, -1, 0 or 1 (Mnih et al. 2015); `info["raw_reward"]` keeps what was paid."""
+    return _map_reward(env, jnp.sign)
+
+
+def scale_reward(env: Env, factor: float) -> Env:
+    """Multiply rewards by `factor`; `info["raw_reward"]` keeps what the innermost environment paid.
+
+    Raises:
+      ValueError: for a factor that is 0 or not finite.
+    """
+    if factor == 0 or not math.isfinite(factor):
+        raise ValueError(f"factor={factor} would destroy the rewards; use a finite number other than 0.")
+    return _map_reward(env, lambda reward: reward * factor)
+
+
+def _map_reward(env: Env, function: Callable[[Array], Array]) -> Env:
+    def keep_raw(timestep: TimeStep) -> TimeStep:
+        return _add_info(timestep, raw_reward=timestep.info.get("raw_reward", timestep.reward))
+
+    def reset(key: Key) -> tuple[PyTree, TimeStep]:
+        state, timestep = env.reset(key)
+        return state, keep_raw(timestep)
+
+    def step(key: Key, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
+        state, timestep = env.step(key, state, action)
+        return state, keep_raw(timestep)._replace(reward=function(timestep.reward).astype(jnp.float32))
+
+    return env._replace(reset=reset, step=step)
+
+
+def _remember(
+    env: Env,
+    begin: Callable[[TimeStep], tuple[PyTree, TimeStep]],
+    advance: Callable[[PyTree, TimeStep], tuple[PyTree, TimeStep]],
+) -> Env:
+    """Give `env` a memory of one episode: `begin` makes it at a reset, `advance` carries it over a step.
+
+    Both also rewrite the TimeStep. On an environment that resets itself a step which ends an episode begins one too:
+    `obs` and the memory are then those of `begin`, all else is of `advance`.
+    """
+
+    def reset(key: Key) -> tuple[WrappedState, TimeStep]:
+        env_state, timestep = env.reset(key)
+        own, timestep = begin(timestep)
+        return WrappedState(env_state, own), timestep
+
+    def step(key: Key, state: WrappedState, action: Array) -> tuple[WrappedState, TimeStep]:
+        env_state, timestep = env.step(key, state.env, action)
+        own, advanced = advance(state.own, timestep)
+        if env.resets_itself:
+            fresh, first = begin(timestep)
+            own, obs = _where(timestep.last, (fresh, first.obs), (own, advanced.obs))
+            advanced = advanced._replace(obs=obs)
+        return WrappedState(env_state, own), advanced
+
+    return env._replace(reset=reset, step=step, render=_render_inside(env))
+
+
+def _render_inside(env: Env) -> Callable[[PyTree], np.ndarray] | None:
+    inner = env.render
+    return None if inner is None else lambda state: inner(state.env)
+
+
+def _add_info(timestep: TimeStep, **info: Array) -> TimeStep:
+    return timestep._replace(info={**timestep.info, **info})
+
+
+def _where(condition: Array, new: PyTree, old: PyTree) -> PyTree:
+    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
+
+
+def _is_spec(spec: Any) -> bool:
+    return isinstance(spec, ArraySpec | DiscreteSpec)

@@ -1,0 +1,228 @@
+"""Wrappers at the boundaries of episodes, inside and outside auto_reset."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podium import envs
+from podium.env import Env, auto_reset, restart, transition
+from podium.envs import wrappers
+from podium.types import ArraySpec, DiscreteSpec, EnvSpec
+
+NEVER = 99
+
+
+class CountState(NamedTuple):
+    start: jax.Array
+    time: jax.Array
+
+
+def count(terminates: int = NEVER, truncates: int = NEVER) -> Env:
+    """Make episodes with observation `start + time`, where start is a random hundred, and reward 2 * time."""
+
+    def observe(state):
+        return jnp.array([state.start + state.time], jnp.float32)
+
+    def reset(key):
+        state = CountState(100 * jax.random.randint(key, (), 1, 1000), jnp.int32(0))
+        return state, restart(observe(state))
+
+    def step(key, state, action):
+        state = CountState(state.start, state.time + 1)
+        ended = state.time >= terminates, state.time >= truncates
+        return state, transition(observe(state), 2 * state.time, *ended)
+
+    return Env(EnvSpec("count", ArraySpec((1,)), DiscreteSpec(2)), reset, step)
+
+
+def play(env: Env, num_steps: int, key=None, policy=lambda t: 0):
+    """Return the first TimeStep and those of `num_steps` steps, [T, ...], in NumPy."""
+    key = jax.random.key(0) if key is None else key
+    state, first = env.reset(key)
+    keys = jax.random.split(key, num_steps)
+    actions = jnp.array([policy(t) for t in range(num_steps)])
+    step = jax.jit(lambda state, inputs: jax.lax.scan(lambda s, i: env.step(i[0], s, i[1]), state, inputs))
+    return jax.tree.map(np.asarray, (first, step(state, (keys, actions))[1]))
+
+
+# Ends by termination, by truncation, by both at once; in the very first step, and later.
+ENDS = [(3, NEVER), (NEVER, 3), (3, 3), (1, NEVER), (NEVER, 1), (1, 1)]
+
+
+@pytest.mark.parametrize(("terminates", "truncates"), ENDS)
+def test_auto_reset_keeps_the_true_last_observation(terminates, truncates):
+    length = min(terminates, truncates)
+    first, steps = play(auto_reset(count(terminates, truncates)), 7)
+    ends = np.arange(7) % length == length - 1
+    np.testing.assert_array_equal(steps.last, ends)
+    np.testing.assert_array_equal(steps.terminated, ends & (terminates <= length))
+    np.testing.assert_array_equal(steps.truncated, ends & (truncates <= length))
+    np.testing.assert_array_equal(steps.obs[ends] % 100, 0)
+    np.testing.assert_array_equal(steps.next_obs[ends] % 100, length)
+    np.testing.assert_array_equal(steps.obs[~ends], steps.next_obs[~ends])
+    before = np.concatenate([[first.obs], steps.obs[:-1]])
+    np.testing.assert_array_equal(before // 100, steps.next_obs // 100)
+    assert len(np.unique(steps.obs[ends])) == ends.sum(), "fresh resets differ"
+
+
+def test_pooled_auto_reset_starts_from_the_pool_and_keeps_the_true_last_observation():
+    _, steps = play(auto_reset(count(1), pool_size=2), 40)
+    assert len(np.unique(steps.obs)) == 2
+    np.testing.assert_array_equal(steps.obs % 100, 0)
+    np.testing.assert_array_equal(steps.next_obs % 100, 1)
+
+
+@pytest.mark.parametrize(("terminates", "truncates"), ENDS)
+@pytest.mark.parametrize("outside", [False, True])
+def test_episode_statistics_at_every_end(terminates, truncates, outside):
+    length = min(terminates, truncates)
+    env = count(terminates, truncates)
+    wrap = wrappers.episode_statistics
+    first, steps = play(wrap(auto_reset(env)) if outside else auto_reset(wrap(env)), 7)
+    assert first.info["episode_length"] == 0 and first.info["episode_return"] == 0
+    # At time t of an episode the rewards 2 + 4 + ... + 2t = t(t+1) have come in.
+    time = np.arange(7) % length + 1
+    np.testing.assert_array_equal(steps.info["episode_length"], time)
+    np.testing.assert_array_equal(steps.info["episode_return"], time * (time + 1))
+
+
+@pytest.mark.parametrize(("terminates", "truncates"), ENDS)
+@pytest.mark.parametrize("outside", [False, True])
+def test_frame_stack_never_mixes_episodes(terminates, truncates, outside):
+    env = count(terminates, truncates)
+    first, steps = play(auto_reset(env), 7)
+    wrap = lambda env: wrappers.frame_stack(env, 3)  # noqa: E731
+    first_stacked, stacked = play(wrap(auto_reset(env)) if outside else auto_reset(wrap(env)), 7)
+
+    frames = [float(first.obs[0])] * 3
+    np.testing.assert_array_equal(first_stacked.obs, frames)
+    for t in range(7):
+        frames = [*frames[1:], float(steps.next_obs[t, 0])]
+        np.testing.assert_array_equal(stacked.next_obs[t], frames)
+        if steps.last[t]:
+            frames = [float(steps.obs[t, 0])] * 3
+        np.testing.assert_array_equal(stacked.obs[t], frames)
+
+
+def test_frame_stack_takes_pytrees_images_and_scalars():
+    spec = {"image": ArraySpec((4, 4, 2), np.uint8, 0, 255), "depth": ArraySpec(())}
+    obs = {"image": jnp.ones((4, 4, 2), jnp.uint8), "depth": jnp.float32(0.5)}
+    env = Env(
+        EnvSpec("camera", spec, DiscreteSpec(2)),
+        lambda key: ((), restart(obs)),
+        lambda key, state, action: ((), transition(jax.tree.map(lambda x: 2 * x, obs), 0, False)),
+    )
+    stacked = wrappers.frame_stack(env, 3)
+    assert stacked.spec.obs["image"].shape == (4, 4, 6) and stacked.spec.obs["depth"].shape == (3,)
+    state, _ = stacked.reset(jax.random.key(0))
+    _, timestep = stacked.step(jax.random.key(0), state, 0)
+    np.testing.assert_array_equal(timestep.obs["depth"], [0.5, 0.5, 1])
+    np.testing.assert_array_equal(timestep.obs["image"][0, 0], [1, 1, 1, 1, 2, 2])
+    assert timestep.obs["image"].dtype == np.uint8
+
+
+def test_frame_stack_repeats_bounds():
+    env = wrappers.frame_stack(envs.make("MountainCar-v0"), 2)
+    np.testing.assert_allclose(env.spec.obs.low, [-1.2, -0.07] * 2)
+
+
+@pytest.mark.parametrize("terminates", [3, 5, 9])
+def test_time_limit_truncates_at_its_step(terminates):
+    _, steps = play(auto_reset(wrappers.time_limit(count(terminates), 5)), 5)
+    length = min(terminates, 5)
+    assert np.flatnonzero(steps.last)[0] == length - 1
+    assert steps.truncated[length - 1] == (terminates >= 5)
+    assert steps.terminated[length - 1] == (terminates <= 5)
+
+
+def test_time_limit_starts_afresh_with_each_episode():
+    _, steps = play(auto_reset(wrappers.time_limit(count(3), 4)), 12)
+    assert not steps.truncated.any()
+
+
+def test_time_limit_is_the_shorter_of_two_in_the_spec():
+    env = envs.make("podium/Corridor", max_steps=30)
+    limits = [wrappers.time_limit(env, n).spec.max_episode_steps for n in (7, 50)]
+    assert limits == [7, 30]
+    assert wrappers.time_limit(count(), 8).spec.max_episode_steps == 8
+
+
+def test_time_limit_outside_auto_reset_is_refused():
+    with pytest.raises(ValueError, match=r"auto_reset\(time_limit\(env, 5\)\)"):
+        wrappers.time_limit(auto_reset(count(3)), 5)
+
+
+def echo(length: int) -> Env:
+    """Make episodes that pay the action executed plus one."""
+    env = count(length)
+
+    def step(key, state, action):
+        state, timestep = env.step(key, state, action)
+        return state, timestep._replace(reward=(action + 1).astype(jnp.float32))
+
+    return env._replace(step=step)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_sticky_actions_repeat_what_was_executed_but_never_across_episodes(outside):
+    wrap = lambda env: wrappers.sticky_actions(env, 0.25)  # noqa: E731
+    env = wrap(auto_reset(echo(4))) if outside else auto_reset(wrap(echo(4)))
+    num_steps = 4000
+    rng = np.random.default_rng(0)
+    chosen = rng.integers(0, 1000, num_steps)  # More actions than the spec has, to tell every one apart.
+    _, steps = play(env, num_steps, policy=lambda t: chosen[t])
+    executed = steps.reward.astype(int) - 1
+    own = executed == chosen
+    first = np.arange(num_steps) % 4 == 0
+    assert own[first].all()
+    np.testing.assert_array_equal(executed[~own], np.roll(executed, 1)[~own])
+    assert abs((~own[~first]).mean() - 0.25) < 0.03
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_raw_reward_is_the_innermost(outside):
+    wrap = lambda env: wrappers.clip_reward(wrappers.scale_reward(wrappers.sign_reward(env), 3.0), -1, 2)  # noqa: E731
+    env = wrap(auto_reset(count(3))) if outside else auto_reset(wrap(count(3)))
+    first, steps = play(env, 3)
+    np.testing.assert_array_equal(steps.reward, [2, 2, 2])
+    np.testing.assert_array_equal(steps.info["raw_reward"], [2, 4, 6])
+    assert first.info["raw_reward"] == 0 and steps.reward.dtype == np.float32
+
+
+@pytest.mark.parametrize("statistics_outside", [False, True])
+def test_episode_return_is_counted_from_the_raw_reward(statistics_outside):
+    clip, statistics = wrappers.clip_reward, wrappers.episode_statistics
+    env = statistics(clip(count(3))) if statistics_outside else clip(statistics(count(3)))
+    _, steps = play(auto_reset(env), 3)
+    np.testing.assert_array_equal(steps.info["episode_return"], [2, 6, 12])
+    np.testing.assert_array_equal(steps.reward, [1, 1, 1])
+
+
+def test_time_limit_and_statistics_commute():
+    limit = lambda env: wrappers.time_limit(env, 4)  # noqa: E731
+    statistics = wrappers.episode_statistics
+    runs = [play(auto_reset(env), 9) for env in (limit(statistics(count(NEVER))), statistics(limit(count(NEVER))))]
+    jax.tree.map(np.testing.assert_array_equal, *runs)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "message"),
+    [
+        (lambda env: wrappers.time_limit(env, 0), "max_steps=0"),
+        (lambda env: wrappers.frame_stack(env, 0), "num_frames=0"),
+        (lambda env: wrappers.frame_stack(envs.make("FrozenLake-misc"), 2), "one-hot"),
+        (lambda env: wrappers.sticky_actions(env, 1.0), r"probability=1.0 is outside \[0, 1\)"),
+        (lambda env: wrappers.clip_reward(env, 1, 1), "low=1 is not below high=1"),
+        (lambda env: wrappers.scale_reward(env, 0), "factor=0"),
+        (lambda env: wrappers.scale_reward(env, float("nan")), "factor=nan"),
+        (lambda env: auto_reset(env, -1), "pool_size=-1"),
+    ],
+)
+def test_bad_arguments_are_refused_at_once(wrap, message):
+    with pytest.raises(ValueError, match=message):
+        wrap(count(3))
