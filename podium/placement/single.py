@@ -52,7 +52,7 @@ class SingleProgram:
     """The readable program; a `Program`."""
 
     def __init__(self, agent: Agent, env: Env, sizes: Sizes):
-        self.sizes = sizes
+        self.sizes, self.env = sizes, env
         self.devices = jax.devices()[:1]
         self.compile_seconds = 0.0
         self.agent = agent

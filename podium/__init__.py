@@ -1,0 +1,27 @@
+"""podium: reinforcement learning on the accelerator, one agent under every placement."""
+
+from podium import agents, envs, networks, testing
+from podium.evaluate import Policy, evaluate
+from podium.load import load
+from podium.placement.anakin import Anakin
+from podium.placement.devices import request_devices
+from podium.placement.single import Single
+from podium.train import NonFiniteError, Result, train
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Anakin",
+    "NonFiniteError",
+    "Policy",
+    "Result",
+    "Single",
+    "agents",
+    "envs",
+    "evaluate",
+    "load",
+    "networks",
+    "request_devices",
+    "testing",
+    "train",
+]

@@ -1,0 +1,143 @@
+"""Play whole episodes with a fixed policy: evaluation, apart from training and on keys of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podium.agent import Agent
+from podium.env import Env
+from podium.types import Array, EnvSpec, Key, PyTree
+
+DEFAULT_MAX_STEPS = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """An agent that can act and no longer learns.
+
+    Attributes:
+      agent: whose `act` and `carry` are used.
+      params: what `agent.actor` gave.
+      spec: of the environment it was trained in.
+    """
+
+    agent: Agent
+    params: PyTree
+    spec: EnvSpec
+
+    def carry(self, num_envs: int) -> PyTree:
+        """Return fresh recurrent memory [B, ...]; `()` for agents without memory."""
+        return self.agent.carry(self.spec, num_envs)
+
+    def act(
+        self, obs: PyTree, carry: PyTree = None, first: Any = None, key: Key | None = None, greedy: bool = True
+    ) -> tuple[Array, PyTree]:
+        """Choose actions for a batch.
+
+        Args:
+          obs: [B, ...].
+          carry: memory, as returned by the last call; None at the start.
+          first: [B] bool, where an episode begins; None says nowhere (everywhere if `carry` is None).
+          key: of the randomness; None only where `greedy`.
+          greedy: take the best action instead of sampling.
+
+        Returns:
+          `(action [B, ...], carry)`.
+
+        Raises:
+          ValueError: sampling without a key.
+        """
+        num_envs = jax.tree.leaves(obs)[0].shape[0]
+        if key is None and not greedy:
+            raise ValueError("key=None with greedy=False: sampling needs a key, such as jax.random.key(0).")
+        if first is None:
+            first = jnp.full(num_envs, carry is None)
+        if carry is None:
+            carry = self.carry(num_envs)
+        keys = jax.random.split(jax.random.key(0) if key is None else key, num_envs)
+        output = self.agent.act(keys, self.params, carry, obs, jnp.asarray(first), greedy)
+        return output.action, output.carry
+
+    def __call__(self, obs: PyTree) -> Array:
+        """Return the greedy action for one observation (no batch axis, no memory of earlier ones)."""
+        action, _ = self.act(jax.tree.map(lambda x: jnp.asarray(x)[None], obs))
+        return action[0]
+
+
+def make_evaluator(
+    agent: Agent, env: Env, num_episodes: int, max_steps: int | None = None, greedy: bool = True
+) -> Callable[[Key, PyTree], dict[str, Array]]:
+    """Return a function `(key, params) -> metrics` that plays episodes side by side; compile it with `jax.jit`.
+
+    Every episode runs until it ends, or until `max_steps` (the environment's own limit, else 10,000). One that is
+    cut there counts with what it gathered, and is reported in `eval_unfinished`.
+
+    Raises:
+      ValueError: for numbers that are not positive.
+    """
+    max_steps = max_steps or env.spec.max_episode_steps or DEFAULT_MAX_STEPS
+    for name, value in (("num_episodes", num_episodes), ("max_steps", max_steps)):
+        if value < 1:
+            raise ValueError(f"{name}={value} must be a positive integer.")
+
+    def evaluate(key: Key, params: PyTree) -> dict[str, Array]:
+        reset_key, play_key = jax.random.split(key)
+        env_state, timestep = jax.vmap(env.reset)(jax.random.split(reset_key, num_episodes))
+        carry = agent.carry(env.spec, num_episodes)
+        zeros = jnp.zeros(num_episodes, jnp.float32)
+
+        def step(state: Any) -> Any:
+            t, env_state, obs, first, carry, done, total, length = state
+            act_key, step_key = jax.random.split(jax.random.fold_in(play_key, t))
+            output = agent.act(jax.random.split(act_key, num_episodes), params, carry, obs, first, greedy)
+            step_keys = jax.random.split(step_key, num_episodes)
+            env_state, timestep = jax.vmap(env.step)(step_keys, env_state, output.action)
+            reward = timestep.info.get("raw_reward", timestep.reward)
+            total = total + jnp.where(done, 0.0, reward)
+            length = length + jnp.where(done, 0.0, 1.0)
+            done = done | timestep.last
+            return t + 1, env_state, timestep.obs, jnp.zeros_like(first), output.carry, done, total, length
+
+        first = jnp.ones(num_episodes, bool)
+        begin = (jnp.int32(0), env_state, timestep.obs, first, carry, ~first, zeros, zeros)
+        unfinished = lambda state: (state[0] < max_steps) & ~state[5].all()  # noqa: E731
+        _, _, _, _, _, done, total, length = jax.lax.while_loop(unfinished, step, begin)
+        return {
+            "eval_return": total.mean(),
+            "eval_return_std": total.std(),
+            "eval_return_min": total.min(),
+            "eval_length": length.mean(),
+            "eval_unfinished": 1.0 - done.mean(),
+        }
+
+    return evaluate
+
+
+def evaluate(
+    policy: Policy, env: Env, num_episodes: int = 128, seed: int = 0, max_steps: int | None = None, greedy: bool = True
+) -> dict[str, float]:
+    """Play episodes with a policy.
+
+    Args:
+      policy: from `podium.train` or `podium.load`.
+      env: to play in; need not be the one trained in.
+      num_episodes: played side by side.
+      seed: of resets and actions.
+      max_steps: bound of an episode; None takes the environment's own, or 10,000.
+      greedy: take the best action instead of sampling.
+
+    Returns:
+      `eval_return` (mean over episodes), `eval_return_std`, `eval_return_min`, `eval_length`, and `eval_unfinished`
+      (the fraction of episodes that the bound cut).
+
+    Raises:
+      ValueError: for numbers that are not positive.
+    """
+    function = jax.jit(make_evaluator(policy.agent, env, num_episodes, max_steps, greedy))
+    return {name: float(np.asarray(value)) for name, value in function(jax.random.key(seed), policy.params).items()}
