@@ -13,7 +13,7 @@ from podium.env import Env, auto_reset
 from podium.envs import wrappers
 
 # One of each kind of state, observation and action: every environment through this would double the time.
-SHARDED = ["podium/Catch", "podium/RepeatFirst", "CartPole-v1", "Pendulum-v1", "Breakout-MinAtar", "FrozenLake-misc"]
+SHARDED = ["podium/Catch", "CartPole-v1", "Pendulum-v1", "FrozenLake-misc"]
 
 
 @pytest.fixture
@@ -34,8 +34,7 @@ def test_probes_keep_the_contract(name):
     testing.check_env(testing.probe_environments()[name], num_steps=20)
 
 
-@pytest.mark.parametrize("name", ["podium/Catch", "CartPole-v1"])
-@pytest.mark.parametrize("pool_size", [0, 4])
+@pytest.mark.parametrize(("name", "pool_size"), [("CartPole-v1", 0), ("podium/Catch", 4)])
 def test_contract_after_auto_reset(name, pool_size):
     testing.check_env(auto_reset(envs.make(name), pool_size))
 
@@ -54,7 +53,7 @@ def test_wrappers_keep_the_contract(compose):
 
 @pytest.mark.parametrize("name", SHARDED)
 def test_sharded_rollout_equals_single_device(name):
-    num_devices = min(4, len(jax.devices()))
+    num_devices = min(2, len(jax.devices()))
     if num_devices == 1:
         pytest.skip("one device only; set jax_num_cpu_devices")
     env = auto_reset(envs.make(name))
@@ -70,7 +69,7 @@ def test_sharded_rollout_equals_single_device(name):
 
     mesh = jax.make_mesh((num_devices,), ("env",), axis_types=(AxisType.Auto,))
     keys = jax.random.split(jax.random.key(0), 2 * num_devices)
-    run = jax.jit(jax.vmap(rollout))
+    run = jax.jit(jax.vmap(rollout), compiler_options={"xla_backend_optimization_level": 0})
     single = run(keys)
     sharded = run(jax.device_put(keys, NamedSharding(mesh, PartitionSpec("env"))))
     assert len(sharded[1].reward.devices()) == num_devices

@@ -40,34 +40,44 @@ def count(terminates: int = NEVER, truncates: int = NEVER) -> Env:
     return Env(EnvSpec("count", ArraySpec((1,)), DiscreteSpec(2)), reset, step)
 
 
-def play(env: Env, num_steps: int, key=None, policy=lambda t: 0):
-    """Return the first TimeStep and those of `num_steps` steps, [T, ...], in NumPy."""
-    key = jax.random.key(0) if key is None else key
+def roll(env: Env, num_steps: int, policy=lambda t: 0):
+    """Return the first TimeStep and those of `num_steps` steps, [T, ...]."""
+    key = jax.random.key(0)
     state, first = env.reset(key)
-    keys = jax.random.split(key, num_steps)
-    actions = jnp.array([policy(t) for t in range(num_steps)])
-    step = jax.jit(lambda state, inputs: jax.lax.scan(lambda s, i: env.step(i[0], s, i[1]), state, inputs))
-    return jax.tree.map(np.asarray, (first, step(state, (keys, actions))[1]))
+    inputs = jax.random.split(key, num_steps), jnp.array([policy(t) for t in range(num_steps)])
+    return first, jax.lax.scan(lambda state, i: env.step(i[0], state, i[1]), state, inputs)[1]
+
+
+def play(env: Env, num_steps: int, policy=lambda t: 0):
+    """Roll, compiled, into NumPy."""
+    return jax.tree.map(np.asarray, jax.jit(lambda: roll(env, num_steps, policy))())
 
 
 # Ends by termination, by truncation, by both at once; in the very first step, and later.
 ENDS = [(3, NEVER), (NEVER, 3), (3, 3), (1, NEVER), (NEVER, 1), (1, 1)]
 
 
-@pytest.mark.parametrize(("terminates", "truncates"), ENDS)
-def test_auto_reset_keeps_the_true_last_observation(terminates, truncates):
-    length = min(terminates, truncates)
-    first, steps = play(auto_reset(count(terminates, truncates)), 7)
-    ends = np.arange(7) % length == length - 1
-    np.testing.assert_array_equal(steps.last, ends)
-    np.testing.assert_array_equal(steps.terminated, ends & (terminates <= length))
-    np.testing.assert_array_equal(steps.truncated, ends & (truncates <= length))
-    np.testing.assert_array_equal(steps.obs[ends] % 100, 0)
-    np.testing.assert_array_equal(steps.next_obs[ends] % 100, length)
-    np.testing.assert_array_equal(steps.obs[~ends], steps.next_obs[~ends])
-    before = np.concatenate([[first.obs], steps.obs[:-1]])
-    np.testing.assert_array_equal(before // 100, steps.next_obs // 100)
-    assert len(np.unique(steps.obs[ends])) == ends.sum(), "fresh resets differ"
+def play_all_ends(wrap, num_steps: int = 7):
+    """Play `wrap(count(...))` for every pair in ENDS, in one program; yield the pair with what `play` returns."""
+    run = jax.jit(jax.vmap(lambda terminates, truncates: roll(wrap(count(terminates, truncates)), num_steps)))
+    result = jax.tree.map(np.asarray, run(*jnp.array(ENDS).T))
+    for i, ends in enumerate(ENDS):
+        yield ends, *jax.tree.map(lambda x: x[i], result)  # noqa: B023
+
+
+def test_auto_reset_keeps_the_true_last_observation():
+    for (terminates, truncates), first, steps in play_all_ends(auto_reset):
+        length = min(terminates, truncates)
+        ends = np.arange(7) % length == length - 1
+        np.testing.assert_array_equal(steps.last, ends)
+        np.testing.assert_array_equal(steps.terminated, ends & (terminates <= length))
+        np.testing.assert_array_equal(steps.truncated, ends & (truncates <= length))
+        np.testing.assert_array_equal(steps.obs[ends] % 100, 0)
+        np.testing.assert_array_equal(steps.next_obs[ends] % 100, length)
+        np.testing.assert_array_equal(steps.obs[~ends], steps.next_obs[~ends])
+        before = np.concatenate([[first.obs], steps.obs[:-1]])
+        np.testing.assert_array_equal(before // 100, steps.next_obs // 100)
+        assert len(np.unique(steps.obs[ends])) == ends.sum(), "fresh resets differ"
 
 
 def test_pooled_auto_reset_starts_from_the_pool_and_keeps_the_true_last_observation():
@@ -77,36 +87,33 @@ def test_pooled_auto_reset_starts_from_the_pool_and_keeps_the_true_last_observat
     np.testing.assert_array_equal(steps.next_obs % 100, 1)
 
 
-@pytest.mark.parametrize(("terminates", "truncates"), ENDS)
 @pytest.mark.parametrize("outside", [False, True])
-def test_episode_statistics_at_every_end(terminates, truncates, outside):
-    length = min(terminates, truncates)
-    env = count(terminates, truncates)
+def test_episode_statistics_at_every_end(outside):
     wrap = wrappers.episode_statistics
-    first, steps = play(wrap(auto_reset(env)) if outside else auto_reset(wrap(env)), 7)
-    assert first.info["episode_length"] == 0 and first.info["episode_return"] == 0
-    # At time t of an episode the rewards 2 + 4 + ... + 2t = t(t+1) have come in.
-    time = np.arange(7) % length + 1
-    np.testing.assert_array_equal(steps.info["episode_length"], time)
-    np.testing.assert_array_equal(steps.info["episode_return"], time * (time + 1))
+    for ends, first, steps in play_all_ends(lambda env: wrap(auto_reset(env)) if outside else auto_reset(wrap(env))):
+        assert first.info["episode_length"] == 0 and first.info["episode_return"] == 0
+        # At time t of an episode the rewards 2 + 4 + ... + 2t = t(t+1) have come in.
+        time = np.arange(7) % min(ends) + 1
+        np.testing.assert_array_equal(steps.info["episode_length"], time)
+        np.testing.assert_array_equal(steps.info["episode_return"], time * (time + 1))
 
 
-@pytest.mark.parametrize(("terminates", "truncates"), ENDS)
 @pytest.mark.parametrize("outside", [False, True])
-def test_frame_stack_never_mixes_episodes(terminates, truncates, outside):
-    env = count(terminates, truncates)
-    first, steps = play(auto_reset(env), 7)
-    wrap = lambda env: wrappers.frame_stack(env, 3)  # noqa: E731
-    first_stacked, stacked = play(wrap(auto_reset(env)) if outside else auto_reset(wrap(env)), 7)
+def test_frame_stack_never_mixes_episodes(outside):
+    def wrap(env):
+        return wrappers.frame_stack(auto_reset(env), 3) if outside else auto_reset(wrappers.frame_stack(env, 3))
 
-    frames = [float(first.obs[0])] * 3
-    np.testing.assert_array_equal(first_stacked.obs, frames)
-    for t in range(7):
-        frames = [*frames[1:], float(steps.next_obs[t, 0])]
-        np.testing.assert_array_equal(stacked.next_obs[t], frames)
-        if steps.last[t]:
-            frames = [float(steps.obs[t, 0])] * 3
-        np.testing.assert_array_equal(stacked.obs[t], frames)
+    for plain, stacked_play in zip(play_all_ends(auto_reset), play_all_ends(wrap), strict=True):
+        _, first, steps = plain
+        _, first_stacked, stacked = stacked_play
+        frames = [float(first.obs[0])] * 3
+        np.testing.assert_array_equal(first_stacked.obs, frames)
+        for t in range(7):
+            frames = [*frames[1:], float(steps.next_obs[t, 0])]
+            np.testing.assert_array_equal(stacked.next_obs[t], frames)
+            if steps.last[t]:
+                frames = [float(steps.obs[t, 0])] * 3
+            np.testing.assert_array_equal(stacked.obs[t], frames)
 
 
 def test_frame_stack_takes_pytrees_images_and_scalars():
