@@ -1,0 +1,56 @@
+"""What every test process needs before it touches JAX: eight devices, a compilation cache, and no network."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+NUM_DEVICES = 8
+
+
+def _cache_folder() -> Path:
+    """Return a folder of this user (cached programs are code), these versions, and this worker (writes can tear)."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    if not os.access(base if base.exists() else base.parent, os.W_OK):
+        base = Path(tempfile.gettempdir()) / f"podium-tests-{os.getuid()}"
+    versions = (
+        f"jax-{version('jax')}-jaxlib-{version('jaxlib')}-python-{sys.version_info.major}.{sys.version_info.minor}"
+    )
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+    return base / "podium-tests" / f"{versions}-{platform.machine()}" / worker
+
+
+# Set as environment variables where child processes, which several tests start, shall have the same.
+os.environ.setdefault("WANDB_MODE", "offline")
+os.environ.setdefault("WANDB_SILENT", "true")
+os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_cache_folder()))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+
+import jax  # noqa: E402
+
+# In this process only: a child says itself how many devices it wants.
+jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+
+
+def pytest_report_header() -> str:
+    """Say what the tests run on."""
+    return f"jax {jax.__version__} on {jax.default_backend()}, {jax.device_count()} devices"
+
+
+@pytest.fixture(autouse=True)
+def _wait_for_the_devices() -> Iterator[None]:
+    """Let no test leave work behind: virtual devices beyond the cores, each with a queue, can starve a collective."""
+    yield
+    jax.effects_barrier()
+    for array in jax.live_arrays():
+        if not array.is_deleted():
+            array.block_until_ready()
