@@ -27,6 +27,9 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": jax.nn.gelu,
     "elu": jax.nn.elu,
 }
+NARROW = 5
+"""Up to so many outputs a linear head is computed column by column."""
+
 MEMORIES = ("none", "gru", "lstm")
 
 
@@ -115,7 +118,12 @@ def _linear(key: Key, inputs: int, outputs: int, scale: float) -> PyTree:
 
 
 def _apply_linear(params: PyTree, x: Array) -> Array:
-    return x @ params["kernel"] + params["bias"]
+    kernel, outputs = params["kernel"], params["kernel"].shape[1]
+    if 1 < outputs <= NARROW:
+        # On CPU, forward and backward of a product with few columns cost 2 to 7 times those of its columns one by one
+        # ([2048, 64] by [64, 2]: 217 us against 32); elsewhere the difference drowns.
+        return jnp.stack([x @ kernel[:, i] for i in range(outputs)], axis=-1) + params["bias"]
+    return x @ kernel + params["bias"]
 
 
 def _apply_value(params: PyTree, x: Array) -> Array:

@@ -71,10 +71,9 @@ def rollout(
     Returns:
       the next state, a Trajectory [T, B, ...], and the episodes that ended, [T, B].
     """
-    keys = environment_keys(key, state.index)
 
-    def step(state: RolloutState, time: Array) -> tuple[RolloutState, tuple]:
-        act_keys, env_keys = _two_keys(keys, time)
+    def step(state: RolloutState, keys: tuple[Key, Key]) -> tuple[RolloutState, tuple]:
+        act_keys, env_keys = keys
         output = agent.act(act_keys, params, state.carry, state.obs, state.first, False)
         env_state, timestep = jax.vmap(env.step)(env_keys, state.env_state, output.action)
         counted, ended = episodes.accumulate(state.episodes, timestep)
@@ -91,10 +90,13 @@ def rollout(
         following = RolloutState(state.index, env_state, timestep.obs, timestep.last, output.carry, counted)
         return following, (row, timestep.valid, ended)
 
-    end, (row, valid, ended) = fold(step, state, jnp.arange(num_steps))
+    keys = _step_keys(environment_keys(key, state.index), num_steps)
+    end, (row, valid, ended) = fold(step, state, keys)
     return end, Trajectory(*row, state.carry, end.carry, version, valid), ended
 
 
-def _two_keys(keys: Key, time: Array) -> tuple[Key, Key]:
-    pairs = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, time)))(keys)
-    return pairs[:, 0], pairs[:, 1]
+def _step_keys(keys: Key, num_steps: int) -> tuple[Key, Key]:
+    """Return keys to act and keys to step, [T, B] each; all at once, since one large draw is cheaper than many small."""
+    times = jnp.arange(num_steps)
+    pairs = jax.vmap(lambda time: jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, time)))(keys))(times)
+    return pairs[..., 0], pairs[..., 1]

@@ -28,22 +28,26 @@ class Categorical(NamedTuple):
     def log_prob(self, action: Array) -> Array:
         """Return the log-probability of `action` [...]."""
         # A comparison instead of a gather: its gradient is a product, not a scatter, and A is small.
-        chosen = action[..., None] == jnp.arange(self.logits.shape[-1])
-        return jnp.sum(jnp.where(chosen, self.log_probs(), 0.0), axis=-1)
+        actions = jnp.arange(self.logits.shape[-1]).reshape(-1, *(1,) * action.ndim)
+        return jnp.sum(jnp.where(action == actions, self._log_probs(), 0.0), axis=0)
 
     def log_probs(self) -> Array:
         """Return all log-probabilities [..., A]."""
-        return jax.nn.log_softmax(self.logits)
+        return jnp.moveaxis(self._log_probs(), 0, -1)
 
     def entropy(self) -> Array:
         """Return the entropy in nats [...]."""
-        log_probs = self.log_probs()
-        return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+        log_probs = self._log_probs()
+        return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=0)
 
     def kl(self, other: Categorical) -> Array:
         """Return KL(self || other) in nats [...]."""
-        log_probs = self.log_probs()
-        return jnp.sum(jnp.exp(log_probs) * (log_probs - other.log_probs()), axis=-1)
+        log_probs = self._log_probs()
+        return jnp.sum(jnp.exp(log_probs) * (log_probs - other._log_probs()), axis=0)
+
+    def _log_probs(self) -> Array:
+        """Return log-probabilities with the actions first, [A, ...]: sums over a short last axis do not vectorise."""
+        return jax.nn.log_softmax(jnp.moveaxis(self.logits, -1, 0), axis=0)
 
 
 class DiagGaussian(NamedTuple):
