@@ -1,0 +1,438 @@
+"""What the training scripts share: flags, refusals, the plan, the compilation cache, the closing words.
+
+A script adds its agent's `Config` to `RunFlags` by inheritance, so every hyperparameter is a flag, and calls `main`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import re
+import shlex
+import signal
+import sys
+import traceback
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import jax
+import tyro
+from presets import Preset
+
+import podium
+from podium.agent import Agent
+from podium.checkpoint import CheckpointError
+from podium.env import Env
+from podium.placement.program import Sizes
+from podium.runs import default_run_dir
+from podium.train import Result, Schedule, make_schedule
+from podium.types import DiscreteSpec
+
+REFUSED, FAILED = 2, 1
+NO_PRESET = "none"
+
+Flags = TypeVar("Flags", bound="RunFlags")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """Flags of a run, whatever the agent."""
+
+    preset: str | None = None
+    """Named values for an environment, under all other flags; None takes the one made for --env where there is one,
+    and "none" the plain defaults."""
+    list_presets: bool = False
+    """Show every preset, its values, where they come from and whether they were tuned here; then end."""
+    env: str = "CartPole-v1"
+    """Environment, by a name of podium.envs.names()."""
+    env_options: tuple[str, ...] = ()
+    """Options of the environment, each NAME=VALUE."""
+    devices: int | None = None
+    """Number of devices; None takes all there are. On a CPU, more than there are makes virtual ones."""
+    seeds: int = 1
+    """Number of independent runs in the one program."""
+    num_envs: int = 64
+    """Environments side by side in each run; the devices must divide it."""
+    rollout_length: int = 128
+    """Steps of every environment before each learning phase."""
+    num_steps: int = 500_000
+    """Environment steps of each run; rounded down to whole rollouts."""
+    num_lanes: int | None = None
+    """Groups of environments that are shuffled and sampled apart; None chooses. The devices must divide it."""
+    seed: int = 0
+    """Fixes everything random, 0 or more."""
+    run_dir: Path | None = None
+    """Folder for configuration, metrics, curve and checkpoints; None takes runs/AGENT-ENV-TIME."""
+    resume: bool = False
+    """Go on with the run in --run-dir, exactly: give the same command again with this flag."""
+    eval_every: int | None = None
+    """Environment steps between evaluations; None for ten over the run, 0 for one at the end."""
+    eval_episodes: int = 128
+    """Episodes of an evaluation."""
+    checkpoint_every: int | None = None
+    """Environment steps between checkpoints; None at every evaluation, 0 for one at the end."""
+    keep_checkpoints: int = 3
+    """Newest checkpoints to keep; the best is kept besides."""
+    log_every: int | None = None
+    """Environment steps between rows of metrics; None for a hundred over the run."""
+    wandb: Literal["disabled", "offline", "online"] = "disabled"
+    """Whether Weights & Biases gets the metrics too."""
+    progress: bool = True
+    """Show a line of progress while training."""
+    compilation_cache: bool = True
+    """Keep compiled programs in a folder of this user ($PODIUM_CACHE, else $XDG_CACHE_HOME/podium, else
+    ~/.cache/podium), so that the same command starts sooner the next time."""
+
+
+class Chosen(NamedTuple):
+    """The flags of a run, and in words which defaults lie under them."""
+
+    flags: Any
+    preset: str
+
+
+def parse(
+    flags_class: type[Flags], presets: Mapping[str, Preset], argv: Sequence[str], prog: str | None = None
+) -> Chosen:
+    """Read the command line: explicit flags over a preset over the plain defaults.
+
+    Raises:
+      ValueError: one sentence about the flag that is wrong.
+    """
+    defaults = flags_class()
+    asked, env = _find(argv, "--preset"), _find(argv, "--env")
+    name, why = asked, "asked for"
+    if name in (None, "None"):
+        wanted = env or defaults.env
+        name = next((key for key, preset in presets.items() if preset.env == wanted), None)
+        why = f"made for {wanted}; --preset {NO_PRESET} takes the plain defaults"
+    if name in (None, NO_PRESET):
+        words = f"none: plain defaults{'' if asked else f' (there is no preset for {env})'}"
+    elif name not in presets:
+        raise ValueError(_unknown_preset(name, presets))
+    else:
+        preset = presets[name]
+        defaults = dataclasses.replace(defaults, env=preset.env, **preset.values)
+        words = f"{name} ({why}). Source: {preset.source} {preset.tuned_words}"
+    return Chosen(read_flags(flags_class, argv, default=defaults, prog=prog, description=_about(presets)), words)
+
+
+def read_flags(flags_class: Any, argv: Sequence[str], **options: Any) -> Any:
+    """Read flags with tyro, but turn its boxed complaint into one sentence.
+
+    Raises:
+      ValueError: one sentence about the flag that is wrong.
+    """
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(flags_class, args=list(argv), **options)
+    except SystemExit as end:
+        if not end.code:
+            raise
+    raise ValueError(_sentence(complaint.getvalue()))
+
+
+def main(
+    flags_class: type[RunFlags],
+    agents: types.ModuleType,
+    presets: Mapping[str, Preset],
+    sizes_in_words: Callable[[Any, Sizes], Mapping[str, str]],
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Train as the command line says.
+
+    Args:
+      flags_class: `RunFlags` with the fields of `agents.Config`.
+      agents: module of the agent: `Config` and `make`.
+      presets: by name.
+      sizes_in_words: `(agent config, Sizes) -> rows of the plan` about what an iteration learns from.
+      argv: flags; None takes those of the process.
+
+    Returns:
+      the exit code: 0, 1 for a run that failed, 2 for one that was refused, 128 + n for one that signal n stopped.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    return guard(lambda: _train(flags_class, agents, presets, sizes_in_words, argv))
+
+
+def guard(work: Callable[[], int]) -> int:
+    """Return what `work` returns, or say in one sentence why not, and return the exit code for that.
+
+    Errors nobody foresaw keep their traceback.
+    """
+    try:
+        return work()
+    except (podium.NonFiniteError, CheckpointError, OSError) as error:
+        return _say(error, FAILED)
+    except ValueError as error:
+        if not _is_ours(error):
+            raise
+        return _say(error, REFUSED)
+    except KeyboardInterrupt:
+        print("Stopped by SIGINT before anything could be saved.", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def agent_config(config_class: Any, flags: RunFlags) -> Any:
+    """Return the agent's `Config` among the flags."""
+    return config_class(**{field.name: getattr(flags, field.name) for field in dataclasses.fields(config_class)})
+
+
+def use_compilation_cache() -> Path | None:
+    """Let JAX keep compiled programs in a folder of this user alone, and return it; None where it cannot be made.
+
+    Whoever can write the folder can run code here, so it is made with mode 0700, refused if it is somebody else's,
+    and never part of a run folder.
+    """
+    base = os.environ.get("PODIUM_CACHE")
+    if base:
+        folder = Path(base) / "jax"
+    else:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "podium" / "jax"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            return None
+        folder.chmod(0o700)
+    except OSError:
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    return folder
+
+
+def _train(
+    flags_class: type[RunFlags],
+    agents: types.ModuleType,
+    presets: Mapping[str, Preset],
+    sizes_in_words: Callable[[Any, Sizes], Mapping[str, str]],
+    argv: Sequence[str],
+) -> int:
+    if "--list-presets" in argv:
+        print(list_presets(presets))
+        return 0
+    flags, preset = parse(flags_class, presets, argv)
+    if flags.resume and flags.run_dir is None:
+        raise ValueError("--resume needs --run-dir, the folder of the run to go on with.")
+    for name in ("num_steps", "eval_episodes", "keep_checkpoints"):
+        if getattr(flags, name) < 1:
+            raise ValueError(f"{name}={getattr(flags, name)} must be a positive integer.")
+    if not 0 <= flags.seed < 2**32:
+        raise ValueError(f"seed={flags.seed} must lie between 0 and 2**32 - 1.")
+    if flags.devices is not None and (sentence := podium.request_devices(flags.devices)):
+        print(sentence)
+    if flags.compilation_cache:
+        use_compilation_cache()
+    if getattr(flags, "anneal", False) and not flags.anneal_steps:
+        flags = dataclasses.replace(flags, anneal_steps=flags.num_steps)
+    config = agent_config(agents.Config, flags)
+    agent = agents.make(config)
+    options = _options(flags.env_options)
+    env = podium.envs.make(flags.env, **options)
+    placement = podium.Anakin(devices=flags.devices)
+    run_dir = flags.run_dir or default_run_dir(f"{agent.name}-{flags.env}")
+    print(plan(flags, agent, env, placement, run_dir, preset, lambda sizes: sizes_in_words(config, sizes)), flush=True)
+    result = podium.train(
+        agent,
+        flags.env,
+        num_steps=flags.num_steps,
+        num_envs=flags.num_envs,
+        rollout_length=flags.rollout_length,
+        placement=placement,
+        seed=flags.seed,
+        seeds=flags.seeds,
+        num_lanes=flags.num_lanes,
+        eval_every=flags.eval_every,
+        eval_episodes=flags.eval_episodes,
+        checkpoint_every=flags.checkpoint_every,
+        log_every=flags.log_every,
+        run_dir=run_dir,
+        resume=flags.resume,
+        keep_checkpoints=flags.keep_checkpoints,
+        progress=flags.progress,
+        wandb=flags.wandb,
+        env_options=options,
+    )
+    if result.interrupted:
+        return 128 + signal.Signals[result.interrupted]
+    print(closing_words(result))
+    return 0
+
+
+def plan(
+    flags: RunFlags,
+    agent: Agent,
+    env: Env,
+    placement: podium.Anakin,
+    run_dir: Path,
+    preset: str,
+    sizes_in_words: Callable[[Sizes], Mapping[str, str]],
+) -> str:
+    """Return in lines what is about to happen.
+
+    Raises:
+      ValueError: for sizes that do not fit.
+    """
+    per_update = flags.num_envs * flags.rollout_length
+    if flags.num_envs < 1 or flags.rollout_length < 1:
+        raise ValueError(
+            f"num_envs={flags.num_envs} and rollout_length={flags.rollout_length} must be positive integers."
+        )
+    schedule = make_schedule(flags.num_steps, per_update, flags.eval_every, flags.checkpoint_every, flags.log_every)
+    program = placement.build(
+        agent,
+        env,
+        num_envs=flags.num_envs,
+        rollout_length=flags.rollout_length,
+        seeds=flags.seeds,
+        num_lanes=flags.num_lanes,
+    )
+    devices, sizes = program.devices, program.sizes
+    by_seed = flags.seeds > 1 and flags.seeds % len(devices) == 0
+    steps = schedule.total * per_update
+    rounded = "" if steps == flags.num_steps else f", rounded down from {flags.num_steps:,} to whole rollouts"
+    share = f"{flags.seeds // len(devices)} whole runs" if by_seed else f"{flags.num_envs // len(devices)} environments"
+    rows = {
+        "agent": agent.name,
+        "environment": flags.env + "".join(f" {option}" for option in flags.env_options),
+        "actions": _actions(env),
+        "preset": preset,
+        "devices": f"{len(devices)} {devices[0].platform} ({devices[0].device_kind}), {share} on each",
+        "seeds": str(flags.seeds) + (f" independent runs from seed {flags.seed}" if flags.seeds > 1 else ""),
+        "environments": f"{flags.num_envs} x {flags.rollout_length} steps a rollout, in {sizes.num_lanes} lanes",
+        "steps": f"{steps:,}{' a seed' if flags.seeds > 1 else ''}{rounded}",
+        "updates": f"{schedule.total:,} rollouts of {per_update:,} steps",
+        **sizes_in_words(sizes),
+        "evaluations": f"{_times(schedule, schedule.evaluate)} of {flags.eval_episodes} episodes",
+        "checkpoints": f"{_times(schedule, schedule.checkpoint)}, keeping {flags.keep_checkpoints} and the best",
+        "run folder": f"{run_dir}{' (resumed)' if flags.resume else ''}",
+    }
+    width = max(map(len, rows))
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows.items())
+
+
+def closing_words(result: Result) -> str:
+    """Return in lines how a run ended and how to look at it."""
+    summary = result.summary
+    rows = {
+        "eval return": f"{_mean(summary['eval_return'])}, greedy, at {summary['env_steps']:,} steps",
+        "speed": f"{summary['steps_per_second']:,.0f} steps/s" if summary["steps_per_second"] else "nothing left to do",
+        "time": f"{summary['wall_seconds']:.1f} s, of which {summary['compile_seconds']:.1f} s compiling",
+        "files": f"{result.run_dir}: summary.json, metrics.jsonl, curve.png, checkpoints/",
+        "replay": f"python {_shown('replay.py')} {shlex.quote(str(result.run_dir))}",
+    }
+    return "\n".join(f"  {name:<11}  {text}" for name, text in rows.items())
+
+
+def list_presets(presets: Mapping[str, Preset]) -> str:
+    """Return every preset with its values, their source and whether they were tuned here."""
+    parts = []
+    for name, preset in presets.items():
+        values = " ".join(
+            f"{key}={' '.join(map(str, value)) if isinstance(value, tuple) else value}"
+            for key, value in preset.values.items()
+        )
+        parts.append(f"{name}: {preset.env}\n  values: {values}\n  source: {preset.source}\n  {preset.tuned_words}")
+    return "\n".join(parts)
+
+
+def _about(presets: Mapping[str, Preset]) -> str:
+    names = ", ".join(f"{name} ({preset.env})" for name, preset in presets.items())
+    return (
+        f"Presets: {names}; --list-presets says where their values come from. Defaults below are those of the preset "
+        "in force. Steps and intervals count environment steps of one run."
+    )
+
+
+def _find(argv: Sequence[str], flag: str) -> str | None:
+    """Return the value of a flag without reading the others; the last one counts, as for tyro."""
+    value = None
+    for here, following in zip(argv, [*argv[1:], None], strict=True):
+        if here == flag:
+            value = following
+        elif here.startswith(flag + "="):
+            value = here[len(flag) + 1 :]
+    return value
+
+
+def _unknown_preset(name: str | None, presets: Mapping[str, Preset]) -> str:
+    from podium.envs import near_misses
+
+    near = near_misses(name or "", list(presets))
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return f"--preset={name!r} is unknown.{hint} There are: {', '.join(presets)}, and {NO_PRESET}."
+
+
+def _options(pairs: Sequence[str]) -> dict[str, Any]:
+    import ast
+
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError(f"--env-options {pair} is not NAME=VALUE, such as max_steps_in_episode=200.")
+        try:
+            options[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            options[name] = text
+    return options
+
+
+def _sentence(box: str) -> str:
+    r"""Return tyro's complaint without its box, its title and the help it adds.
+
+    >>> _sentence('╭─ Invalid ─╮\n│ no such     │\n│ flag        │\n│ ─────────── │\n│ Perhaps you │\n╰───╯')
+    'no such flag; --help lists every flag.'
+    """
+    lines = [line.strip("│ ").rstrip() for line in box.splitlines() if not line.startswith(("╭", "╰"))]
+    sections = re.split(r"\n─+\n?", "\n".join(lines))
+    first = " ".join(sections[0].split()).rstrip(".")
+    near = [
+        line.strip().split(" ")[0].rstrip(",")
+        for section in sections
+        if section.startswith("Perhaps you meant")
+        for line in section.splitlines()
+        if line.strip().startswith("--")
+    ]
+    hint = f"; did you mean {' or '.join(dict.fromkeys(near))}?" if near else ";"
+    return f"{first}{hint} --help lists every flag."
+
+
+def _say(error: BaseException, code: int) -> int:
+    print("error: " + " ".join(str(error).split()), file=sys.stderr)
+    return code
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Tell whether an error was raised on purpose, by podium or a script, and not deep inside some library."""
+    frames = traceback.extract_tb(error.__traceback__)
+    roots = {Path(__file__).resolve().parent.parent, Path(podium.__file__).resolve().parent}
+    return not frames or any(root in Path(frames[-1].filename).resolve().parents for root in roots)
+
+
+def _actions(env: Env) -> str:
+    action = env.spec.action
+    return f"{action.num_values} discrete" if isinstance(action, DiscreteSpec) else f"{action.shape} continuous"
+
+
+def _times(schedule: Schedule, every: int) -> int:
+    return len({*range(every, schedule.total + 1, every)} | {schedule.total}) if every else 1
+
+
+def _mean(value: Any) -> str:
+    if isinstance(value, list):
+        return f"{sum(value) / len(value):.4g} mean of {len(value)} seeds ({min(value):.4g} to {max(value):.4g})"
+    return f"{value:.4g}"
+
+
+def _shown(script: str) -> str:
+    """Return the path of a script beside this one, as one types it from here."""
+    path = Path(__file__).resolve().parent / script
+    with contextlib.suppress(ValueError):
+        return str(path.relative_to(Path.cwd().resolve()))
+    return str(path)

@@ -1,0 +1,144 @@
+"""Named hyperparameters, one set an environment, with where they come from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """Values under the flags of a run.
+
+    Attributes:
+      env: name of the environment they are for.
+      source: where the values come from; a sentence.
+      values: of flags, by field name.
+      tuned: what was changed here and by what measure; empty where nothing was.
+    """
+
+    env: str
+    source: str
+    values: Mapping[str, Any]
+    tuned: str = ""
+
+    @property
+    def tuned_words(self) -> str:
+        """Say whether the values were tuned here."""
+        return f"Tuned here: {self.tuned}" if self.tuned else "Not tuned here."
+
+
+_PUREJAXRL = "PureJaxRL's ppo.py (revision 31756b1)"
+_MINATAR_PPO = {
+    "num_envs": 64,
+    "rollout_length": 128,
+    "num_steps": 10_000_000,
+    "learning_rate": 5e-3,
+    "anneal": True,
+    "num_epochs": 4,
+    "num_minibatches": 8,
+    "hidden_sizes": (64, 64),
+    "activation": "relu",
+}
+
+
+def _minatar_ppo(game: str) -> Preset:
+    source = "PureJaxRL's MinAtar settings (ppo.py with 64 x 128, 8 minibatches, rate 5e-3 annealed, revision 31756b1)."
+    return Preset(f"{game}-MinAtar", source, _MINATAR_PPO)
+
+
+_REPEAT = {
+    "num_envs": 64,
+    "rollout_length": 64,
+    "num_steps": 1_000_000,
+    "learning_rate": 1e-3,
+    "memory": "gru",
+    "memory_size": 64,
+    "num_minibatches": 4,
+}
+
+PPO: dict[str, Preset] = {
+    "cartpole": Preset(
+        "CartPole-v1",
+        f"{_PUREJAXRL} with 16 environments in place of 4.",
+        {
+            "num_envs": 16,
+            "rollout_length": 128,
+            "num_steps": 500_000,
+            "learning_rate": 2.5e-3,
+            "anneal": True,
+        },
+    ),
+    "acrobot": Preset(
+        "Acrobot-v1",
+        "rl-baselines3-zoo's ppo.yml: 16 environments x 256, lambda 0.94, 4 epochs, no entropy bonus, normalised.",
+        {
+            "num_envs": 16,
+            "rollout_length": 256,
+            "num_steps": 1_000_000,
+            "gae_lambda": 0.94,
+            "entropy_coef": 0.0,
+            "learning_rate": 1e-3,
+            "anneal": True,
+            "normalize_obs": True,
+        },
+    ),
+    "pendulum": Preset(
+        "Pendulum-v1",
+        "rl-baselines3-zoo's ppo.yml: gamma 0.9, lambda 0.95, 10 epochs, rate 1e-3, no entropy bonus.",
+        {
+            "num_envs": 16,
+            "rollout_length": 256,
+            "num_steps": 1_000_000,
+            "learning_rate": 1e-3,
+            "gamma": 0.9,
+            "num_epochs": 10,
+            "num_minibatches": 16,
+            "entropy_coef": 0.0,
+            "normalize_reward": True,
+        },
+    ),
+    "asterix-minatar": _minatar_ppo("Asterix"),
+    "breakout-minatar": _minatar_ppo("Breakout"),
+    "freeway-minatar": _minatar_ppo("Freeway"),
+    "seaquest-minatar": _minatar_ppo("Seaquest"),
+    "space-invaders-minatar": _minatar_ppo("SpaceInvaders"),
+    "catch": Preset(
+        "podium/Catch",
+        "This project.",
+        {"num_envs": 64, "rollout_length": 32, "num_steps": 200_000, "learning_rate": 1e-3},
+    ),
+    "repeat-first": Preset("podium/RepeatFirst", "This project.", _REPEAT),
+    "memory-chain": Preset("MemoryChain-bsuite", "This project.", _REPEAT),
+}
+
+DQN: dict[str, Preset] = {
+    "cartpole": Preset(
+        "CartPole-v1",
+        "Rejax's DQN defaults (0.1.3: 10 environments, 5 updates of 100 per 10 steps), in sizes that 8 devices divide.",
+        {
+            "num_envs": 16,
+            "rollout_length": 1,
+            "num_steps": 500_000,
+            "learning_rate": 1e-3,
+            "batch_size": 128,
+            "num_updates": 4,
+            "buffer_capacity": 50_000,
+            "min_replay_size": 1_000,
+            "target_update_period": 200,
+        },
+    ),
+    "catch": Preset(
+        "podium/Catch",
+        "This project.",
+        {
+            "num_envs": 16,
+            "rollout_length": 1,
+            "num_steps": 100_000,
+            "learning_rate": 1e-3,
+            "batch_size": 64,
+            "buffer_capacity": 20_000,
+        },
+    ),
+}
