@@ -1,0 +1,247 @@
+"""Deep Q-networks (Mnih et al. 2015, Nature 518), with the usual three improvements, each of them a field of `Config`.
+
+Double Q-learning (van Hasselt et al. 2016, arXiv 1509.06461), dueling networks (Wang et al. 2016, arXiv 1511.06581) and
+n-step returns (Sutton 1988, as in Hessel et al. 2018, arXiv 1710.02298). Deliberate differences from Mnih et al.: Adam
+with a bound on the global gradient norm in place of RMSProp, a Huber loss in place of clipping the error, many
+environments at once, and episodes cut by a time limit are bootstrapped from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from podium import replay
+from podium.agent import ActOutput, Agent, Aux, Plan
+from podium.networks import Network, q_network
+from podium.ops.statistics import masked_mean
+from podium.replay import Batch
+from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree, Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Hyperparameters of DQN."""
+
+    learning_rate: float = 2.5e-4
+    """Adam's step size, above 0."""
+    gamma: float = 0.99
+    """Discount per step, 0 to 1."""
+    n_step: int = 1
+    """Rewards summed before the bootstrap, 1 or more."""
+    double: bool = True
+    """Whether the online network chooses the action whose target value is bootstrapped from."""
+    dueling: bool = False
+    """Whether action values are a state's value plus advantages of mean zero."""
+    batch_size: int = 128
+    """Transitions in a minibatch, 1 or more; the lanes must divide it."""
+    num_updates: int = 1
+    """Minibatches learnt per iteration, 1 or more."""
+    buffer_capacity: int = 50_000
+    """Steps the replay holds, over all environments; rounded down to whole rollouts."""
+    min_replay_size: int = 1_000
+    """Steps the replay must hold before learning starts, 1 to buffer_capacity."""
+    target_update_period: int = 100
+    """Gradient steps between updates of the target network, 1 or more."""
+    tau: float = 1.0
+    """Share of the way the target moves then, above 0 to 1: 1 copies; 0.005 with a period of 1 is Polyak averaging."""
+    epsilon_start: float = 1.0
+    """Probability of a random action at the start, 0 to 1."""
+    epsilon_end: float = 0.05
+    """Probability of a random action after the decay, 0 to epsilon_start."""
+    epsilon_decay_steps: int = 25_000
+    """Environment steps over which that probability falls linearly, 1 or more."""
+    huber_delta: float = 1.0
+    """TD error beyond which the loss grows linearly, above 0."""
+    max_grad_norm: float = 10.0
+    """Bound on the global norm of the gradient; 0 leaves it unbounded."""
+    adam_eps: float = 1e-5
+    """Added to Adam's denominator, above 0."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Units of each hidden layer."""
+    activation: str = "relu"
+    """Nonlinearity: tanh, relu, silu, gelu or elu."""
+
+
+class Params(NamedTuple):
+    """What acting needs: network parameters and the probability of a random action."""
+
+    network: PyTree
+    epsilon: Array
+
+
+class State(NamedTuple):
+    """What learning needs: `env_steps` float32 and `updates` (gradient steps) int32 are scalars."""
+
+    params: PyTree
+    target_params: PyTree
+    opt_state: optax.OptState
+    env_steps: Array
+    updates: Array
+
+
+class Values(NamedTuple):
+    """Action values [N, A]: at `obs`, and at `next_obs` by the online and by the target network (no gradient)."""
+
+    value: Array
+    next_value: Array
+    next_target_value: Array
+
+
+def loss(config: Config, values: Values, batch: Batch) -> tuple[Array, Aux]:
+    """Return the mean Huber loss of the TD error (Mnih et al. 2015), metrics, and |TD error| [N] as priorities.
+
+        y = R + discount * Q_target(s', argmax_a Q(s', a))        (van Hasselt et al. 2016, eq. 4; without `double`
+                                                                   the argmax is of Q_target)
+
+    Args:
+      config: hyperparameters.
+      values: action values.
+      batch: n-step transitions.
+    """
+    chooser = values.next_value if config.double else values.next_target_value
+    next_value = _select(values.next_target_value, jnp.argmax(chooser, axis=-1))
+    target = jax.lax.stop_gradient(batch.reward + batch.discount * next_value)
+    value = _select(values.value, batch.action)
+    td_error = target - value
+    error = optax.huber_loss(td_error, delta=config.huber_delta)
+    counted = None if batch.weight is None else batch.weight > 0
+    weighted = error if batch.weight is None else batch.weight * error
+    total = masked_mean(weighted, counted)
+    metrics = {
+        "loss": total,
+        "q_mean": masked_mean(value, counted),
+        "td_error_abs": masked_mean(jnp.abs(td_error), counted),
+    }
+    return total, Aux(metrics, jnp.abs(td_error))
+
+
+Loss = Callable[[Config, Values, Batch], tuple[Array, Aux]]
+
+
+def make(config: Config = Config(), network: Network | None = None, loss: Loss = loss) -> Agent:
+    """Make a DQN agent.
+
+    Args:
+      config: hyperparameters.
+      network: without memory, whose output is action values [..., A]; None builds one of `config`'s sizes.
+      loss: `(config, values, batch) -> (scalar, Aux)`; change DQN by passing another.
+
+    Returns:
+      an `Agent` with a `Replay`.
+
+    Raises:
+      ValueError: for a field out of range or a network with memory; from `init`, for continuous actions.
+    """
+    _check(config)
+    buffer = replay.uniform(
+        config.buffer_capacity,
+        config.batch_size,
+        config.num_updates,
+        config.min_replay_size,
+        config.n_step,
+        config.gamma,
+    )
+    if network is None:
+        network = q_network(config.hidden_sizes, config.activation, config.dueling)
+    if network.recurrent:
+        raise ValueError("network has memory, but dqn replays single steps; pass one without, or use recurrent ppo.")
+    clip = optax.clip_by_global_norm(config.max_grad_norm) if config.max_grad_norm > 0 else optax.identity()
+    optimizer = optax.flatten(optax.chain(clip, optax.adam(config.learning_rate, eps=config.adam_eps)))
+
+    def init(key: Key, spec: EnvSpec) -> State:
+        if not isinstance(spec.action, DiscreteSpec):
+            raise ValueError(f"the actions of {spec.name} are continuous; dqn needs discrete actions; use ppo.")
+        params = network.init(key, spec)
+        # A copy: a state that held one buffer twice could not be donated.
+        target_params = jax.tree.map(jnp.copy, params)
+        env_steps, updates = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)
+        return State(params, target_params, optimizer.init(params), env_steps, updates)
+
+    def actor(state: State) -> Params:
+        progress = jnp.minimum(state.env_steps / config.epsilon_decay_steps, 1.0)
+        return Params(state.params, config.epsilon_start + progress * (config.epsilon_end - config.epsilon_start))
+
+    def carry(spec: EnvSpec, num_envs: int) -> PyTree:
+        return network.carry(num_envs)
+
+    def act(keys: Key, params: Params, memory: PyTree, obs: PyTree, first: Array, greedy: bool) -> ActOutput:
+        value, memory = network.apply(params.network, memory, obs, first)
+        best = jnp.argmax(value, axis=-1).astype(jnp.int32)
+        if greedy:
+            return ActOutput(best, memory)
+
+        def choose(key: Key, best: Array) -> Array:
+            explore_key, action_key = jax.random.split(key)
+            explore = jax.random.uniform(explore_key) < params.epsilon
+            return jnp.where(explore, jax.random.randint(action_key, (), 0, value.shape[-1]), best)
+
+        return ActOutput(jax.vmap(choose)(keys, best), memory)
+
+    def plan(key: Key, state: State, trajectory: Trajectory) -> Plan:
+        return Plan(replay.transitions(trajectory))
+
+    def grad(key: Key, state: State, batch: Batch) -> tuple[PyTree, Aux]:
+        def q(params: PyTree, obs: PyTree) -> Array:
+            return network.unroll(params, (), obs, jnp.zeros(batch.reward.shape, bool))
+
+        next_value = q(state.params, batch.next_obs)
+        next_target_value = q(state.target_params, batch.next_obs)
+
+        def objective(params: PyTree) -> tuple[Array, Aux]:
+            return loss(config, Values(q(params, batch.obs), next_value, next_target_value), batch)
+
+        return jax.grad(objective, has_aux=True)(state.params)
+
+    def apply(state: State, grads: PyTree) -> State:
+        steps, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, steps)
+        updates = state.updates + 1
+        moved = optax.incremental_update(params, state.target_params, config.tau)
+        due = updates % config.target_update_period == 0
+        target_params = jax.tree.map(lambda new, old: jnp.where(due, new, old), moved, state.target_params)
+        return state._replace(params=params, target_params=target_params, opt_state=opt_state, updates=updates)
+
+    def observe(state: State, trajectory: Trajectory) -> State:
+        steps = trajectory.reward.size if trajectory.valid is None else jnp.sum(trajectory.valid)
+        return state._replace(env_steps=state.env_steps + steps)
+
+    return Agent(init, actor, carry, act, plan, grad, apply, observe, replay=buffer, name="dqn", config=config)
+
+
+def _select(value: Array, action: Array) -> Array:
+    """Return `value` [N, A] at `action` [N], by comparison: its gradient is a product, not a scatter."""
+    return jnp.sum(jnp.where(action[..., None] == jnp.arange(value.shape[-1]), value, 0.0), axis=-1)
+
+
+def _check(config: Config) -> None:
+    """Refuse what is out of range; `replay.uniform` and `q_network` check the fields that are theirs."""
+    for name in ("learning_rate", "huber_delta", "adam_eps"):
+        value = getattr(config, name)
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name}={value} must be finite and greater than 0; {getattr(Config, name)} is usual.")
+    if not 0 <= config.max_grad_norm < math.inf:
+        raise ValueError(f"max_grad_norm={config.max_grad_norm} must be finite and 0 or more; use 0 for no bound.")
+    for name in ("target_update_period", "epsilon_decay_steps"):
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value!r} must be an integer of 1 or more; use at least 1.")
+    if not 0 < config.tau <= 1:
+        raise ValueError(f"tau={config.tau} must be greater than 0 and at most 1; use 1 to copy.")
+    if not 0 <= config.epsilon_start <= 1:
+        raise ValueError(f"epsilon_start={config.epsilon_start} must lie between 0 and 1; 1.0 is usual.")
+    if not 0 <= config.epsilon_end <= config.epsilon_start:
+        raise ValueError(
+            f"epsilon_end={config.epsilon_end} must lie between 0 and epsilon_start={config.epsilon_start}; "
+            f"use {min(0.05, config.epsilon_start)}."
+        )
+    for name in ("double", "dueling"):
+        value = getattr(config, name)
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}={value!r} must be True or False; {getattr(Config, name)} is usual.")
