@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from podium.agent import Agent
-from podium.agents import ppo
+from podium.agents import dqn, ppo
 
-__all__ = ["make", "names", "ppo"]
+__all__ = ["dqn", "make", "names", "ppo"]
 
-_modules: dict[str, Any] = {"ppo": ppo}
+_modules: dict[str, Any] = {"dqn": dqn, "ppo": ppo}
 
 
 def names() -> list[str]:

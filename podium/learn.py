@@ -110,6 +110,12 @@ def _gatherer(plan: Plan, num_lanes: int) -> tuple[Callable[[Array], PyTree], in
     return gather_sequences, batch // num_lanes
 
 
+def first_minibatch(key: Key, plan: Plan) -> PyTree:
+    """Return the first minibatch of a plan, in one lane."""
+    gather, units = _gatherer(plan, 1)
+    return gather(permute(key, jnp.arange(units // plan.num_minibatches), units)[None])
+
+
 def _learn_from_replay(
     key: Key, agent: Agent, state: PyTree, replay_state: PyTree, fold: Callable[..., Any]
 ) -> tuple[PyTree, PyTree, Metrics]:

@@ -154,18 +154,22 @@ class AnakinProgram:
             several, mesh=self._mesh, in_specs=(seed, P()), out_specs=(seed, seed), check_vma=False
         )(state, num_updates)
 
-    def compile(self) -> None:
-        """Trace and compile, once."""
-        if self._compiled is not None:
-            return
-        began = time.perf_counter()
+    def lower(self) -> Any:
+        """Trace the program, without compiling it."""
         chunk = jax.jit(
             self._all_seeds,
             donate_argnums=0,
             in_shardings=(self._shardings, None),
             out_shardings=(self._shardings, None),
         )
-        self._compiled = chunk.lower(self.abstract_state(), jax.ShapeDtypeStruct((), jnp.int32)).compile()
+        return chunk.lower(self.abstract_state(), jax.ShapeDtypeStruct((), jnp.int32))
+
+    def compile(self, compiler_options: dict[str, Any] | None = None) -> None:
+        """Trace and compile, once."""
+        if self._compiled is not None:
+            return
+        began = time.perf_counter()
+        self._compiled = self.lower().compile(compiler_options)
         self.compile_seconds = time.perf_counter() - began
 
     def chunk(self, state: RunState, num_updates: int) -> tuple[RunState, Metrics]:

@@ -1,0 +1,304 @@
+"""`check_agent`: run an agent against the whole contract, and say in one sentence what is broken and how to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podium.agent import ActOutput, Agent, Aux, Plan
+from podium.env import Env, auto_reset
+from podium.learn import first_minibatch, learn, plan_divides
+from podium.placement.anakin import Anakin, AnakinProgram
+from podium.rollout import begin, rollout
+from podium.testing.errors import ContractError
+from podium.testing.probes import probe_continuous, probe_termination, probe_truncation
+from podium.types import DiscreteSpec, Key, PyTree, Trajectory
+
+_TOLERANCE = 1e-4
+_MOST_ADDS = 10_000
+
+# These programs run once, so compiling them is the cost: this takes a third off it.
+_COMPILER_OPTIONS = {"xla_backend_optimization_level": 0}
+
+
+def check_agent(
+    agent: Agent, env: Env | None = None, *, num_envs: int = 8, rollout_length: int = 8, key: Key | None = None
+) -> None:
+    """Check that `agent` keeps the contract of `podium.agent.Agent`.
+
+    The rules: every function can be traced; `act` returns actions that fit the spec, one a key, each from its own row
+    only; greedy actions need no randomness; memory is zeroed where `first`; `plan` returns data [T, B, ...]; metrics
+    are scalars; `apply` and `observe` return a state of the same structure, so that training is one loop; gradients
+    are finite, and do not see what came after a termination; several seeds under `jax.vmap`, and several devices,
+    change nothing.
+
+    Args:
+      agent: to check.
+      env: to check it in; None takes three probe environments (one truncates, one terminates, one has continuous
+        actions), of those whose actions the agent accepts.
+      num_envs: side by side; more for agents with many minibatches.
+      rollout_length: of the rollout that it learns from.
+      key: of the play.
+
+    Raises:
+      ContractError: for the first rule found broken.
+    """
+    if not isinstance(agent, Agent):
+        raise ContractError(f"{agent!r} is no podium.agent.Agent; make one with Agent(init=..., actor=..., ...).")
+    key = jax.random.key(0) if key is None else key
+    checked, refusal = 0, ""
+    probes = [probe_truncation(), probe_termination(), probe_continuous()]
+    for probe in [env] if env is not None else probes:
+        try:
+            jax.eval_shape(lambda key, probe=probe: agent.init(key, probe.spec), key)
+        except ValueError as error:
+            if env is not None:
+                raise
+            refusal = str(error)
+            continue
+        check = _Check(agent, auto_reset(probe), num_envs, rollout_length, key)
+        check.run()
+        if not checked:
+            check.run_on_devices()
+        checked += 1
+    if not checked:
+        raise ContractError(f"{agent.name}: init accepts no probe environment; the last refusal: {refusal}")
+
+
+class _Check:
+    """One agent in one environment."""
+
+    def __init__(self, agent: Agent, env: Env, num_envs: int, rollout_length: int, key: Key):
+        self.agent, self.env, self.num_envs, self.rollout_length, self.key = agent, env, num_envs, rollout_length, key
+
+    def run(self) -> None:
+        state = self._traced("init", lambda key: self.agent.init(key, self.env.spec), self.key)
+        self._check_arrays("init", state)
+        params = self._traced("actor", self.agent.actor, state)
+        self._check_act(params)
+        trajectory = self._rollout(params)
+        plan = self._check_plan(state, trajectory)
+        self._check_learning(state, trajectory, plan)
+        self._check_termination(state, trajectory)
+
+    def _broken(self, rule: str, remedy: str) -> ContractError:
+        return ContractError(f"{self.agent.name} in {self.env.spec.name}: {rule} {remedy}")
+
+    def _traced(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        return self._traced_plainly(name, jax.jit(function, compiler_options=_COMPILER_OPTIONS), *args)
+
+    def _traced_plainly(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return function(*args)
+        except ContractError:
+            raise
+        except Exception as error:
+            first_line = str(error).strip().split("\n")[0]
+            raise self._broken(
+                f"{name} cannot be compiled ({type(error).__name__}: {first_line}).",
+                "Use jax.numpy and jax.lax.cond instead of Python branches on array values.",
+            ) from error
+
+    def _check_arrays(self, name: str, tree: PyTree) -> None:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            if not hasattr(leaf, "dtype"):
+                where = jax.tree_util.keystr(path)
+                raise self._broken(f"{name} returns {leaf!r} at {where}.", "Every leaf must be an array.")
+
+    def _check_rows(self, name: str, tree: PyTree, *leading: int) -> None:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            if leaf.shape[: len(leading)] != leading:
+                raise self._broken(
+                    f"{name}{jax.tree_util.keystr(path)} has shape {leaf.shape}.",
+                    f"Its leading axes must be {leading}: {'[T, B]' if len(leading) == 2 else '[B]'}.",
+                )
+
+    def _check_same(self, a: PyTree, b: PyTree, rule: str, remedy: str, tolerance: float = _TOLERANCE) -> None:
+        for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
+            x, y = (jax.random.key_data(z) if jnp.issubdtype(z.dtype, jax.dtypes.prng_key) else z for z in (x, y))
+            if not np.allclose(np.asarray(x), np.asarray(y), rtol=tolerance, atol=tolerance, equal_nan=True):
+                raise self._broken(rule, f"{remedy} (Seen in {jax.tree_util.keystr(path) or 'the result'}.)")
+
+    def _check_structure(self, name: str, before: PyTree, after: PyTree) -> None:
+        if jax.tree.structure(before) != jax.tree.structure(after):
+            raise self._broken(
+                f"{name} returns another structure than it was given.",
+                f"Given {jax.tree.structure(before)}, returned {jax.tree.structure(after)}; they must be the same.",
+            )
+        for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
+            if (x.shape, x.dtype) != (y.shape, y.dtype):
+                raise self._broken(
+                    f"{name} turns {jax.tree_util.keystr(path)} from {x.dtype}{list(x.shape)} into "
+                    f"{y.dtype}{list(y.shape)}.",
+                    "A loop needs one shape and dtype throughout: cast it back.",
+                )
+
+    def _check_act(self, params: PyTree) -> None:
+        spec, count = self.env.spec, self.num_envs
+        carry = self.agent.carry(spec, count)
+        self._check_rows("carry", carry, count)
+        _, timestep = jax.vmap(self.env.reset)(jax.random.split(self.key, count))
+        keys, first = jax.random.split(jax.random.fold_in(self.key, 1), count), jnp.ones(count, bool)
+        act = jax.jit(self.agent.act, static_argnums=5, compiler_options=_COMPILER_OPTIONS)
+
+        def call(keys: Key, carry: PyTree, obs: PyTree, first: Any, greedy: bool) -> ActOutput:
+            try:
+                return act(keys, params, carry, obs, first, greedy)
+            except Exception as error:
+                line = str(error).strip().split("\n")[0]
+                raise self._broken(
+                    f"act cannot be compiled ({type(error).__name__}: {line}).",
+                    "Its arguments are (keys [B], params, carry, obs [B, ...], first [B], greedy), greedy a Python bool.",
+                ) from error
+
+        output = call(keys, carry, timestep.obs, first, False)
+        if not isinstance(output, ActOutput):
+            raise self._broken(f"act returns {type(output).__name__}.", "It must return ActOutput(action, carry, extras).")
+        expected = (count, *spec.action.shape)
+        if output.action.shape != expected:
+            raise self._broken(f"act returns actions of shape {output.action.shape}.", f"It must be {expected}.")
+        if isinstance(spec.action, DiscreteSpec):
+            if not jnp.issubdtype(output.action.dtype, jnp.integer):
+                raise self._broken(f"act returns {output.action.dtype} actions.", "Discrete actions must be integers.")
+            if bool(((output.action < 0) | (output.action >= spec.action.num_values)).any()):
+                raise self._broken("act returns actions out of range.", f"Use 0 to {spec.action.num_values - 1}.")
+        self._check_structure("act (its carry)", carry, output.carry)
+        self._check_rows("extras", output.extras, count)
+        self._check_act_meaning(call, keys, carry, timestep.obs, first, output)
+
+    def _check_act_meaning(
+        self, call: Callable[..., ActOutput], keys: Key, carry: PyTree, obs: PyTree, first: Any, output: ActOutput
+    ) -> None:
+        half = self.num_envs // 2
+        take = lambda tree: jax.tree.map(lambda x: x[:half], tree)  # noqa: E731
+        part = call(keys[:half], take(carry), take(obs), first[:half], False)
+        self._check_same(
+            take(output),
+            part,
+            "act on half a batch differs from half of act on the batch.",
+            "Each row must depend on its own key, memory and observation only, or results change with the placement.",
+        )
+        greedy = call(keys, carry, obs, first, True)
+        other = call(jax.random.split(jax.random.fold_in(self.key, 2), self.num_envs), carry, obs, first, True)
+        self._check_same(
+            greedy.action,
+            other.action,
+            "greedy actions depend on the key.",
+            "With greedy=True return the mode of the policy.",
+        )
+        used = jax.tree.map(lambda x: (x + 1).astype(x.dtype) if x.dtype != bool else ~x, carry)
+        if jax.tree.leaves(carry):
+            self._check_same(
+                output.action,
+                call(keys, used, obs, first, False).action,
+                "act at the first step of an episode depends on memory of the one before.",
+                "Zero the memory where `first` before using it.",
+            )
+
+    def _rollout(self, params: PyTree) -> Trajectory:
+        def play(key: Key) -> Trajectory:
+            start = begin(key, self.env, jnp.arange(self.num_envs), self.agent.carry(self.env.spec, self.num_envs))
+            version = jnp.zeros((), jnp.int32)
+            return rollout(key, self.agent, self.env, params, start, self.rollout_length, version)[1]
+
+        return self._traced("a rollout", play, self.key)
+
+    def _check_plan(self, state: PyTree, trajectory: Trajectory) -> Plan:
+        plan = self._traced("plan", self.agent.plan, self.key, state, trajectory)
+        if not isinstance(plan, Plan):
+            raise self._broken(f"plan returns {type(plan).__name__}.", "It must return podium.agent.Plan.")
+        if plan.unit not in ("step", "sequence"):
+            raise self._broken(f"plan says unit={plan.unit!r}.", 'It must be "step" or "sequence".')
+        if not jax.tree.leaves(plan.data):
+            raise self._broken("plan returns no data.", "Put what grad needs in Plan.data, [T, B, ...].")
+        self._check_rows("Plan.data", plan.data, self.rollout_length, self.num_envs)
+        self._check_rows("Plan.per_env", plan.per_env, self.num_envs)
+        if not plan_divides(self.agent, plan, 1):
+            raise ValueError(
+                f"num_envs={self.num_envs} and rollout_length={self.rollout_length} do not divide into "
+                f"{plan.num_minibatches} minibatches of {self.agent.name}; give check_agent other sizes."
+            )
+        return plan
+
+    def _minibatch(self, state: PyTree, trajectory: Trajectory) -> PyTree:
+        """Return a minibatch that depends on the data only through its rows."""
+        plan = self.agent.plan(self.key, state, trajectory)
+        replay = self.agent.replay
+        if replay is None:
+            return first_minibatch(self.key, plan)
+        item = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), plan.data)
+        stored = replay.init(item, self.num_envs, 1, self.rollout_length)
+        stored = jax.lax.while_loop(
+            lambda carry: ~replay.can_sample(carry[0]) & (carry[1] < _MOST_ADDS),
+            lambda carry: (replay.add(carry[0], plan.data), carry[1] + 1),
+            (stored, 0),
+        )[0]
+        return replay.sample(self.key, stored)[0]
+
+    def _gradient(self, state: PyTree, trajectory: Trajectory) -> tuple[PyTree, Aux]:
+        return self.agent.grad(self.key, state, self._minibatch(state, trajectory))
+
+    def _check_learning(self, state: PyTree, trajectory: Trajectory, plan: Plan) -> None:
+        result = self._traced("grad", self._gradient, state, trajectory)
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Aux)):
+            raise self._broken("grad returns something else than (Grads, Aux).", "Return (grads, Aux(metrics)).")
+        grads, aux = result
+        for name, value in aux.metrics.items():
+            if jnp.shape(value) != ():
+                raise self._broken(f"the metric {name!r} has shape {jnp.shape(value)}.", "Metrics must be scalars.")
+        for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
+            if jnp.issubdtype(leaf.dtype, jnp.inexact) and not bool(jnp.isfinite(leaf).all()):
+                raise self._broken(
+                    f"the gradient at {jax.tree_util.keystr(path)} is not finite.",
+                    "Look for a log or a division of zero.",
+                )
+        self._check_structure("apply", state, self._traced("apply", self.agent.apply, state, grads))
+        self._check_structure("observe", state, self._traced("observe", self.agent.observe, state, trajectory))
+        if self.agent.replay is None:
+            self._traced(
+                "learning", lambda key: learn(key, self.agent, state, (), trajectory, 1).metrics, self.key
+            )
+
+    def _check_termination(self, state: PyTree, trajectory: Trajectory) -> None:
+        """What lies behind a termination is worth nothing, so the gradient must not change with it."""
+        ended = trajectory.terminated
+
+        def disturb(x: Any) -> Any:
+            mask = ended.reshape(ended.shape + (1,) * (x.ndim - 2))
+            return jnp.where(mask, jnp.flip(x, axis=0) * 0 + jnp.ones((), x.dtype), x)
+
+        other = trajectory._replace(next_obs=jax.tree.map(disturb, trajectory.next_obs))
+        gradient = jax.jit(
+            lambda state, trajectory: self._gradient(state, trajectory)[0], compiler_options=_COMPILER_OPTIONS
+        )
+        self._check_same(
+            gradient(state, trajectory),
+            gradient(state, other),
+            "the gradient depends on the observation reached by a terminating step.",
+            "Multiply what is bootstrapped from next_obs by Trajectory.discount, which is 0 there.",
+        )
+
+    def run_on_devices(self) -> None:
+        """Check several seeds, and several devices where there are."""
+        def build(devices: list[jax.Device], seeds: int = 1) -> AnakinProgram:
+            sizes = {"num_envs": self.num_envs, "rollout_length": self.rollout_length, "seeds": seeds}
+            return Anakin(devices).build(self.agent, self.env, **sizes)
+
+        def learnt(program: AnakinProgram) -> PyTree:
+            program.compile(_COMPILER_OPTIONS)
+            state, _ = program.chunk(program.init(0), 1)
+            return jax.device_get(self.agent.actor(state.agent))
+
+        self._traced_plainly("training under jax.vmap over seeds", build(jax.devices()[:1], seeds=2).lower)
+        one = build(jax.devices()[:1])
+        if len(jax.devices()) > 1 and one.sizes.num_lanes % 2 == 0:
+            self._check_same(
+                learnt(one),
+                learnt(build(jax.devices()[:2])),
+                "one iteration on two devices differs from one on one.",
+                "Let nothing depend on the order of the batch or on its share on a device.",
+            )

@@ -1,0 +1,353 @@
+"""`check_env`: run an environment against the whole contract, and say in one sentence what is broken and how to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podium.env import Env
+from podium.testing.errors import ContractError
+from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree, TimeStep
+
+_MOST_STEPS = 3_000
+_NUM_ENVS = 2
+_TOLERANCE = 1e-4
+
+# These programs run once, so compiling them is the cost: this takes a third off it.
+_COMPILER_OPTIONS = {"xla_backend_optimization_level": 0}
+
+
+def check_env(env: Env, *, num_steps: int = 200, key: Key | None = None) -> None:
+    """Check that `env` keeps the contract of `podium.env.Env`.
+
+    The rules: the spec is sound; `reset` and `step` can be traced, leak no tracer, and return `(state, TimeStep)` of
+    one fixed structure, so that a rollout is one `jax.lax.scan`; observations fit the spec, rewards are float32 and
+    flags bool; the same key gives the same result; `jit`, `vmap` and `scan` agree with plain calls; `next_obs` is the
+    observation reached, also where an environment that resets itself begins anew; episodes end within
+    `spec.max_episode_steps`; `render` returns uint8 [H, W, 3].
+
+    Args:
+      env: to check, resetting itself or not.
+      num_steps: steps of random play; more where `spec.max_episode_steps` is longer, to see the limit kept.
+      key: of the play.
+
+    Raises:
+      ContractError: for the first rule found broken.
+      ValueError: for a `num_steps` below 1.
+
+    >>> from podium.testing import probe_value
+    >>> check_env(probe_value())
+    """
+    if num_steps < 1:
+        raise ValueError(f"num_steps={num_steps} is below 1.")
+    key = jax.random.key(0) if key is None else key
+    _check_spec(env)
+    _check_structure(env)
+    _check_leaks(env)
+    num_steps = max(num_steps, min(_MOST_STEPS, (env.spec.max_episode_steps or 0) + 1))
+    play = _play(env, key, num_steps)
+    _check_values(env, play)
+    _check_next_obs(env, play)
+    _check_plain_calls(env, play)
+    if env.render is not None:
+        _check_render(env, play)
+
+
+class _Play(NamedTuple):
+    """Play of B environments for T steps: the resets, [B, ...], then what went in and what came out, [T, B, ...].
+
+    An environment that does not reset itself begins again from one of the B resets.
+    """
+
+    reset_keys: Key
+    starts: tuple[PyTree, TimeStep]
+    keys: Key
+    states: PyTree
+    actions: Array
+    timesteps: TimeStep
+
+
+def _play(env: Env, key: Key, num_steps: int) -> _Play:
+    reset_key, play_key = jax.random.split(key)
+    reset_keys = jax.random.split(reset_key, _NUM_ENVS)
+    keys = jax.random.split(play_key, (2, num_steps, _NUM_ENVS))
+
+    def one_step(start: PyTree, state: PyTree, action_key: Key, step_key: Key) -> tuple[PyTree, Any]:
+        action = env.spec.action.sample(action_key)
+        next_state, timestep = env.step(step_key, state, action)
+        if not env.resets_itself:
+            next_state = jax.tree.map(lambda new, old: jnp.where(timestep.last, new, old), start, next_state)
+        return next_state, (state, action, timestep)
+
+    def all_steps(starts: PyTree, keys: Key) -> Any:
+        body = lambda states, keys: jax.vmap(one_step)(starts, states, *keys)  # noqa: E731
+        return jax.lax.scan(body, starts, (keys[0], keys[1]))[1]
+
+    try:
+        starts = jax.jit(jax.vmap(env.reset), compiler_options=_COMPILER_OPTIONS)(reset_keys)
+        steps = jax.jit(all_steps, compiler_options=_COMPILER_OPTIONS)(starts[0], keys)
+    except TypeError as error:
+        raise _broken(env, "a rollout by jax.lax.scan failed.", f"jax said: {error}") from error
+    return _Play(reset_keys, starts, keys[1], *steps)
+
+
+def _broken(env: Env, rule: str, remedy: str) -> ContractError:
+    return ContractError(f"{env.spec.name}: {rule} {remedy}")
+
+
+def _check_spec(env: Env) -> None:
+    spec = env.spec
+    if not isinstance(spec, EnvSpec):
+        raise ContractError(f"Env.spec is a {type(spec).__name__}; make it a podium.types.EnvSpec.")
+    if not isinstance(spec.action, ArraySpec | DiscreteSpec):
+        raise _broken(env, f"spec.action is a {type(spec.action).__name__}.", "Make it a DiscreteSpec or an ArraySpec.")
+    leaves = jax.tree.leaves(spec.obs, is_leaf=_is_spec)
+    for leaf in leaves:
+        if not _is_spec(leaf):
+            raise _broken(env, f"spec.obs holds a {type(leaf).__name__}.", "Use ArraySpec and DiscreteSpec only.")
+    for leaf in [*leaves, spec.action]:
+        if isinstance(leaf, DiscreteSpec) and leaf.num_values < 1:
+            raise _broken(env, f"a DiscreteSpec has num_values={leaf.num_values}.", "It needs at least 1 value.")
+        if isinstance(leaf, ArraySpec) and not np.all(np.asarray(leaf.low) <= np.asarray(leaf.high)):
+            raise _broken(env, "an ArraySpec has a low above its high.", "Swap them.")
+    limit = spec.max_episode_steps
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise _broken(env, f"spec.max_episode_steps={limit!r}.", "It must be an int of at least 1, or None.")
+
+
+def _check_structure(env: Env) -> None:
+    """Compare the shapes and dtypes that reset and step return with the spec and with each other; nothing runs."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    action = jax.eval_shape(env.spec.action.zeros)
+    state, first = _pair(env, "reset", _trace(env, "reset", lambda key: env.reset(key), key))
+    next_state, timestep = _pair(env, "step", _trace(env, "step", lambda *a: env.step(*a), key, state, action))
+    for name, each in (("reset", first), ("step", timestep)):
+        _check_timestep_shapes(env, name, each)
+    _same_shapes(env, "TimeStep", first, timestep)
+    _same_shapes(env, "state", state, next_state)
+
+
+def _check_leaks(env: Env) -> None:
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    action = jax.eval_shape(env.spec.action.zeros)
+    try:
+        with jax.checking_leaks():
+            state, _ = jax.eval_shape(lambda key: env.reset(key), key)
+            jax.eval_shape(lambda *a: env.step(*a), key, state, action)
+    except Exception as error:
+        if "Leaked" not in str(error):
+            raise
+        raise _broken(
+            env,
+            "reset or step keeps a traced value after it returned (a leaked tracer).",
+            "Store nothing in globals or attributes; return all that must last as part of the state.",
+        ) from error
+
+
+def _trace(env: Env, name: str, function: Callable, *args: Any) -> Any:
+    try:
+        return jax.eval_shape(function, *args)
+    except (TypeError, jax.errors.JAXIndexError) as error:
+        raise _broken(
+            env,
+            f"{name} cannot be traced by jax.",
+            "Branch on values by jnp.where or jax.lax.cond instead of `if`, compute with jax.numpy instead of numpy, "
+            f"and return arrays only. jax said: {str(error).splitlines()[0]}",
+        ) from error
+
+
+def _pair(env: Env, name: str, result: Any) -> tuple[PyTree, TimeStep]:
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], TimeStep)):
+        raise _broken(
+            env,
+            f"{name} does not return a pair (state, TimeStep).",
+            f"Make the TimeStep with podium.env.{'restart' if name == 'reset' else 'transition'}.",
+        )
+    return result
+
+
+def _check_timestep_shapes(env: Env, name: str, timestep: TimeStep) -> None:
+    for field in ("obs", "next_obs"):
+        obs = getattr(timestep, field)
+        found, expected = str(jax.tree.structure(obs)), str(jax.tree.structure(env.spec.obs, is_leaf=_is_spec))
+        if found != expected:
+            raise _broken(
+                env, f"{name} returns {field} of structure {found}.", f"Make it that of spec.obs: {expected}."
+            )
+        for spec, leaf in zip(jax.tree.leaves(env.spec.obs, is_leaf=_is_spec), jax.tree.leaves(obs), strict=True):
+            if leaf.shape != tuple(spec.shape) or leaf.dtype != np.dtype(spec.dtype):
+                raise _broken(
+                    env,
+                    f"{name} returns {field} {leaf.dtype}{list(leaf.shape)}, but spec.obs says "
+                    f"{np.dtype(spec.dtype)}{list(spec.shape)}.",
+                    "Correct the spec, or cast and reshape the observation.",
+                )
+    scalars = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
+    if timestep.valid is not None:
+        scalars["valid"] = np.bool_
+    for field, dtype in scalars.items():
+        leaf = getattr(timestep, field)
+        if not hasattr(leaf, "shape") or leaf.shape != () or leaf.dtype != np.dtype(dtype):
+            found = f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "shape") else type(leaf).__name__
+            raise _broken(
+                env,
+                f"{name} returns {field} as {found}.",
+                f"It must be a {np.dtype(dtype)} scalar; podium.env.restart and transition cast it.",
+            )
+    if not isinstance(timestep.info, dict):
+        raise _broken(env, f"{name} returns info as {type(timestep.info).__name__}.", "It must be a dict of arrays.")
+
+
+def _same_shapes(env: Env, what: str, at_reset: PyTree, at_step: PyTree) -> None:
+    before, after = (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (at_reset, at_step))
+    names_before, names_after = ([jax.tree_util.keystr(path) for path, _ in leaves] for leaves in (before, after))
+    if names_before != names_after or str(jax.tree.structure(at_reset)) != str(jax.tree.structure(at_step)):
+        differing = sorted(set(names_before) ^ set(names_after))
+        raise _broken(
+            env,
+            f"the {what} has another structure after step than after reset ({', '.join(differing) or 'other types'}).",
+            "Return the same pytree from both; fill with zeros what has no value yet.",
+        )
+    for (path, old), (_, new) in zip(before, after, strict=True):
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
+            raise _broken(
+                env,
+                f"{what}{jax.tree_util.keystr(path)} is {old.dtype}{list(old.shape)} after reset and "
+                f"{new.dtype}{list(new.shape)} after step.",
+                "jax.lax.scan needs one fixed shape and dtype; convert with jnp.asarray(value, dtype).",
+            )
+        if getattr(old, "weak_type", False) != getattr(new, "weak_type", False):
+            raise _broken(
+                env,
+                f"{what}{jax.tree_util.keystr(path)} is weakly typed only after {'reset' if old.weak_type else 'step'} "
+                "(a Python number), which compiles every program twice.",
+                f"Convert it with jnp.asarray(value, jnp.{old.dtype}).",
+            )
+
+
+def _check_values(env: Env, play: _Play) -> None:
+    action_spec = env.spec.action
+    if not _within(action_spec, play.actions):
+        raise _broken(env, "spec.action.sample left the bounds of spec.action.", "Correct low and high.")
+    first, timesteps = play.starts[1], play.timesteps
+    if np.any(first.last) or np.any(first.reward):
+        raise _broken(env, "reset returns a reward or an ended episode.", "Make its TimeStep with podium.env.restart.")
+    if not np.all(np.isfinite(timesteps.reward)):
+        raise _broken(env, "a reward is not finite.", "Look for a division by zero in step.")
+    for field, obs in (("obs", first.obs), ("obs", timesteps.obs), ("next_obs", timesteps.next_obs)):
+        for spec, leaf in zip(jax.tree.leaves(env.spec.obs, is_leaf=_is_spec), jax.tree.leaves(obs), strict=True):
+            if not _within(spec, leaf):
+                low, high = float(np.min(leaf)), float(np.max(leaf))
+                raise _broken(
+                    env,
+                    f"{field} leaves the bounds of spec.obs (seen: {low:g} to {high:g}).",
+                    "Widen low and high, or mend the observation.",
+                )
+    _check_same(env, first.obs, first.next_obs, "reset returns a next_obs that differs from obs.", "Set both alike.")
+    limit = env.spec.max_episode_steps
+    if limit is not None:
+        last = np.asarray(timesteps.last)[:, 0]
+        longest = int(np.max(np.diff(np.flatnonzero(last), prepend=-1, append=len(last) - 1)))
+        if longest > limit:
+            raise _broken(
+                env,
+                f"an episode went on for {longest} steps, but spec.max_episode_steps={limit}.",
+                "Set truncated in the step that reaches the limit (podium.envs.wrappers.time_limit does), or None.",
+            )
+
+
+def _check_next_obs(env: Env, play: _Play) -> None:
+    timesteps = play.timesteps
+    if not env.resets_itself:
+        _check_same(
+            env,
+            timesteps.obs,
+            timesteps.next_obs,
+            "step returns a next_obs that differs from obs, without resets_itself.",
+            "Both are the observation reached (podium.env.transition); where step resets by itself, set resets_itself.",
+        )
+        return
+    last = np.asarray(timesteps.last)
+    obs, next_obs = jax.tree.map(lambda x: np.asarray(x)[~last], (timesteps.obs, timesteps.next_obs))
+    rule = "next_obs differs from obs though no episode ended."
+    _check_same(env, obs, next_obs, rule, "They differ only where `last` is set and a new episode began.")
+    if last[:, 0].any():
+        _check_self_reset(env, play, int(np.flatnonzero(last[:, 0])[0]))
+
+
+def _check_self_reset(env: Env, play: _Play, end: int) -> None:
+    """Repeat the step that ended an episode with other keys: the true last obs does not follow each new start."""
+    keys = jax.random.split(jax.random.fold_in(play.reset_keys[0], 1), 8)
+    state, action = jax.tree.map(lambda x: x[end, 0], (play.states, play.actions))
+    _, timestep = jax.jit(jax.vmap(env.step, (0, None, None)), compiler_options=_COMPILER_OPTIONS)(keys, state, action)
+    ended = np.asarray(timestep.last)
+    obs, next_obs = (
+        np.concatenate([_raw(x).reshape(len(keys), -1)[ended].astype(np.float64) for x in jax.tree.leaves(o)], -1)
+        for o in (timestep.obs, timestep.next_obs)
+    )
+    if len(obs) > 1 and np.any(obs != obs[0]) and np.array_equal(obs, next_obs):
+        raise _broken(
+            env,
+            "next_obs at the end of an episode is the first observation of the next one.",
+            "Keep the observation that the action led to: apply podium.env.auto_reset to an environment that does "
+            "not reset itself.",
+        )
+
+
+def _check_plain_calls(env: Env, play: _Play) -> None:
+    """Call reset and step without jit, each twice with the same key, and compare with the compiled play."""
+    remedy = "Take all randomness from the key, and all that changes from the state; call no numpy.random, no time."
+    reset_key, played_start = jax.tree.map(lambda x: x[0], (play.reset_keys, play.starts))
+    start, again = (env.reset(reset_key) for _ in range(2))
+    _check_same(env, start, again, "reset gives two results for one key.", remedy, exactly=True)
+    _check_same(env, start, played_start, "reset differs with and without jax.jit and jax.vmap.", remedy)
+    ends = np.flatnonzero(np.asarray(play.timesteps.last)[:, 0])
+    for t in sorted({0, *ends[:1].tolist()}):
+        row = jax.tree.map(lambda x: x[t, 0], (play.keys, play.states, play.actions, play.timesteps))  # noqa: B023
+        result, again = (env.step(*row[:3]) for _ in range(2))
+        _check_same(env, result, again, "step gives two results for one key.", remedy, exactly=True)
+        rule = "step differs with and without jax.jit, jax.vmap and jax.lax.scan."
+        _check_same(env, result[1], row[3], rule, remedy)
+        if t not in ends and t + 1 < len(play.actions):
+            _check_same(env, result[0], jax.tree.map(lambda x: x[t + 1, 0], play.states), rule, remedy)  # noqa: B023
+
+
+def _check_render(env: Env, play: _Play) -> None:
+    assert env.render is not None
+    picture = env.render(jax.tree.map(lambda x: x[0], play.starts[0]))
+    if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
+        found = f"{getattr(picture, 'dtype', type(picture).__name__)}{list(getattr(picture, 'shape', []))}"
+        raise _broken(env, f"render returns {found}.", "It must be a NumPy array, uint8 [H, W, 3].")
+
+
+def _check_same(env: Env, a: PyTree, b: PyTree, rule: str, remedy: str, *, exactly: bool = False) -> None:
+    tolerance = 0 if exactly else _TOLERANCE
+    pairs = zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True)
+    for (path, x), y in pairs:
+        if not np.allclose(_raw(x), _raw(y), rtol=tolerance, atol=tolerance, equal_nan=True):
+            where = jax.tree_util.keystr(path)
+            raise _broken(env, rule, f"{remedy}{f' (Seen in {where}.)' if where else ''}")
+
+
+def _raw(x: Any) -> np.ndarray:
+    """Return an array as NumPy, a typed random key as its words."""
+    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    return np.asarray(x)
+
+
+def _within(spec: Any, value: Any) -> bool:
+    value = np.asarray(value)
+    if isinstance(spec, DiscreteSpec):
+        return bool(np.all((value >= 0) & (value < spec.num_values)))
+    low, high = np.asarray(spec.low, np.float64), np.asarray(spec.high, np.float64)
+    slack = 1e-5 * np.maximum(1, np.where(np.isfinite(high), np.abs(high), 1))
+    return bool(np.all((value >= low - slack) & (value <= high + slack)))
+
+
+def _is_spec(spec: Any) -> bool:
+    return isinstance(spec, ArraySpec | DiscreteSpec)

@@ -1,0 +1,149 @@
+"""Environments so small that the value of every observation is known on paper.
+
+An agent that misses it has a bug of the kind the probe is named after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podium.env import Env, restart, transition
+from podium.envs import native
+from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, TimeStep
+
+
+def probe_environments() -> dict[str, Env]:
+    """Return every probe environment by name, with its default arguments."""
+    probes = (
+        probe_value,
+        probe_truncation,
+        probe_termination,
+        probe_discount,
+        probe_policy,
+        probe_continuous,
+        probe_memory,
+    )
+    return {probe.__name__: probe() for probe in probes}
+
+
+def probe_value(reward: float = 1.0) -> Env:
+    """Make one step with one observation and a constant reward: the value is `reward`.
+
+    Missed: the value loss, its optimiser, or the reward on its way there.
+    """
+    return _clock("probe_value", 1, lambda time, action, cue: jnp.float32(reward))
+
+
+def probe_truncation(reward: float = 1.0, episode_length: int = 5) -> Env:
+    """Make episodes that are only ever truncated: the value is `reward / (1 - gamma)`.
+
+    The observation is constant, the reward too. Missed (too low): truncation is taken for termination, or the
+    bootstrap comes from another observation than the true last one.
+    """
+    return _clock(
+        "probe_truncation",
+        episode_length,
+        lambda time, action, cue: jnp.float32(reward),
+        truncates=True,
+        shows="nothing",
+    )
+
+
+def probe_termination(reward: float = 1.0, episode_length: int = 3) -> Env:
+    """Make episodes that terminate: after t steps the value is `reward * (1 - gamma**(L - t)) / (1 - gamma)`.
+
+    L is `episode_length`; the observation is t as one-hot [L]. Missed (too high): values bootstrap over termination.
+    """
+    return _clock("probe_termination", episode_length, lambda time, action, cue: jnp.float32(reward))
+
+
+def probe_discount(reward: float = 1.0) -> Env:
+    """Make two steps with the reward at the second: the values are `gamma * reward`, then `reward`.
+
+    The observation is the step as one-hot [2]. Missed: discounting, or the bootstrap from one step to the next.
+    """
+    return _clock("probe_discount", 2, lambda time, action, cue: jnp.where(time == 1, jnp.float32(reward), 0.0))
+
+
+def probe_policy(num_actions: int = 2) -> Env:
+    """Make one step that pays 1 for the action that the observation shows and -1 for others.
+
+    The observation is one-hot [num_actions], drawn uniformly. The best policy has value 1 everywhere. Missed, where
+    `probe_value` is met: the policy's loss, or actions and observations that are shuffled apart.
+    """
+    return _clock(
+        "probe_policy",
+        1,
+        lambda time, action, cue: jnp.where(action == cue, 1.0, -1.0),
+        action=DiscreteSpec(num_actions),
+        shows="cue",
+        num_cues=num_actions,
+    )
+
+
+def probe_continuous(target: float = 0.5) -> Env:
+    """Make one step with an action in [-1, 1] that pays `-(action - target)**2`: the best action is `target`.
+
+    The observation is constant; the best value is 0. Missed: the continuous policy's loss, or the scale of actions.
+    """
+    if not -1 <= target <= 1:
+        raise ValueError(f"target={target} is no action; use a number in [-1, 1].")
+    return _clock(
+        "probe_continuous",
+        1,
+        lambda time, action, cue: -jnp.square(jnp.clip(action[0], -1, 1) - target),
+        action=ArraySpec((1,), np.float32, -1, 1),
+    )
+
+
+def probe_memory(num_cues: int = 2, delay: int = 2) -> Env:
+    """Make a cue that must be named `delay` steps later: return 1 with memory, `1 / num_cues` without.
+
+    This is `podium/RepeatFirst`. Missed: recurrent memory that is lost, leaks between episodes or is off by one.
+    """
+    return native.repeat_first(num_cues, delay)
+
+
+class _ClockState(NamedTuple):
+    time: Array
+    cue: Array
+
+
+def _clock(
+    name: str,
+    episode_length: int,
+    reward: Callable[[Array, Array, Array], Array],
+    *,
+    action: DiscreteSpec | ArraySpec | None = None,
+    truncates: bool = False,
+    shows: str = "time",
+    num_cues: int = 1,
+) -> Env:
+    """Make episodes of a fixed length that pay `reward(time, action, cue)` and show the time, a cue or nothing."""
+    if episode_length < 1:
+        raise ValueError(f"episode_length={episode_length} is below 1.")
+    size = {"time": episode_length, "cue": num_cues, "nothing": 1}[shows]
+
+    def observe(state: _ClockState) -> Array:
+        if shows == "nothing":
+            return jnp.ones((1,), jnp.float32)
+        return jax.nn.one_hot(state.time if shows == "time" else state.cue, size, dtype=jnp.float32)
+
+    def reset(key: Key) -> tuple[_ClockState, TimeStep]:
+        state = _ClockState(jnp.zeros((), jnp.int32), jax.random.randint(key, (), 0, num_cues))
+        return state, restart(observe(state))
+
+    def step(key: Key, state: _ClockState, action: Array) -> tuple[_ClockState, TimeStep]:
+        del key
+        paid = reward(state.time, jnp.asarray(action), state.cue)
+        state = _ClockState(state.time + 1, state.cue)
+        ended = state.time >= episode_length
+        return state, transition(observe(state), paid, ended & (not truncates), ended & truncates)
+
+    obs = ArraySpec((size,), np.float32, 0, 1)
+    return Env(EnvSpec(name, obs, action or DiscreteSpec(2), episode_length), reset, step)

@@ -1,0 +1,99 @@
+"""Every registered agent keeps the contract, and `check_agent` says which rule a broken one breaks."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+
+import podium
+from podium import testing
+from podium.agents import dqn, ppo
+
+AGENTS = {
+    "ppo": ppo.make(ppo.Config(num_minibatches=2)),
+    "ppo-gru-normalized": ppo.make(
+        ppo.Config(num_minibatches=2, memory="gru", normalize_obs=True, normalize_reward=True, target_kl=0.02)
+    ),
+    "dqn": dqn.make(dqn.Config(batch_size=16, buffer_capacity=512, min_replay_size=64, n_step=3, dueling=True)),
+}
+
+
+def test_every_registered_agent_is_in_the_table() -> None:
+    assert {agent.name for agent in AGENTS.values()} == set(podium.agents.names())
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_agents_keep_the_contract(name: str) -> None:
+    testing.check_agent(AGENTS[name])
+
+
+@pytest.fixture(scope="module")
+def agent() -> podium.agent.Agent:
+    return ppo.make(ppo.Config(num_minibatches=1, num_epochs=1, hidden_sizes=(4,)))
+
+
+def _expect(agent: object, message: str) -> None:
+    with pytest.raises(testing.ContractError, match=message):
+        testing.check_agent(agent, testing.probe_termination())  # type: ignore[arg-type]
+
+
+def test_something_else_is_no_agent() -> None:
+    _expect(object(), "is no podium.agent.Agent")
+
+
+def test_actions_of_a_wrong_shape_are_refused(agent) -> None:
+    _expect(agent._replace(act=lambda *a: agent.act(*a)._replace(action=jnp.zeros((8, 1), int))), "shape .* must be")
+
+
+def test_actions_out_of_range_are_refused(agent) -> None:
+    _expect(agent._replace(act=lambda *a: agent.act(*a)._replace(action=jnp.full(8, 7))), "out of range")
+
+
+def test_a_random_greedy_action_is_refused(agent) -> None:
+    _expect(agent._replace(act=lambda k, p, c, o, f, greedy: agent.act(k, p, c, o, f, False)), "depend on the key")
+
+
+def test_rows_that_look_at_each_other_are_refused(agent) -> None:
+    def act(keys, params, carry, obs, first, greedy):
+        output = agent.act(keys, params, carry, obs, first, greedy)
+        return output._replace(extras=output.extras._replace(value=output.extras.value + keys.shape[0]))
+
+    _expect(agent._replace(act=act), "half a batch")
+
+
+def test_a_python_branch_is_refused(agent) -> None:
+    def grad(key, state, minibatch):
+        if minibatch.advantage.sum() > 0:
+            return agent.grad(key, state, minibatch)
+        return agent.grad(key, state, minibatch)
+
+    _expect(agent._replace(grad=grad), "grad cannot be compiled")
+
+
+def test_a_state_that_changes_its_structure_is_refused(agent) -> None:
+    _expect(agent._replace(apply=lambda state, grads: state._replace(env_steps=state.env_steps.astype(int))), "apply")
+
+
+def test_a_metric_with_a_shape_is_refused(agent) -> None:
+    def grad(key, state, minibatch):
+        grads, aux = agent.grad(key, state, minibatch)
+        return grads, aux._replace(metrics={"advantage": minibatch.advantage})
+
+    _expect(agent._replace(grad=grad), "must be scalars")
+
+
+def test_bootstrapping_past_a_termination_is_refused(agent) -> None:
+    def plan(key, state, trajectory):
+        return agent.plan(key, state, trajectory._replace(terminated=trajectory.truncated, truncated=trajectory.last))
+
+    _expect(agent._replace(plan=plan), "terminating step")
+
+
+def test_memory_kept_over_an_episode_is_refused() -> None:
+    agent = ppo.make(ppo.Config(num_minibatches=1, num_epochs=1, hidden_sizes=(4,), memory="gru", memory_size=4))
+
+    def act(keys, params, carry, obs, first, greedy):
+        output = agent.act(keys, params, carry, obs, first, greedy)
+        return output._replace(action=jnp.where(carry.sum(-1) > 0, 1 - output.action, output.action))
+
+    _expect(agent._replace(act=act), "memory of the one before")
