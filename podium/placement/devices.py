@@ -25,14 +25,18 @@ def request_devices(number: int) -> str | None:
       ValueError: if `number` is not positive.
     """
     _check_number(number)
-    if number == 1:
-        return None
+    if number == 1 or jax.config.jax_num_cpu_devices == number:
+        return (
+            None  # Asked for before, and said so then; JAX refuses a change once it has started, but not a repetition.
+        )
     try:
         jax.config.update("jax_num_cpu_devices", number)
     except RuntimeError:
         return None  # JAX has started; `resolve_devices` says what is missing.
     if jax.default_backend() == "cpu":
-        return f"{number} virtual devices on one CPU: right for tests and for trying things out, no faster by themselves."
+        return (
+            f"{number} virtual devices on one CPU: right for tests and for trying things out, no faster by themselves."
+        )
     return None
 
 
@@ -45,7 +49,9 @@ def resolve_devices(devices: Devices) -> list[jax.Device]:
     if devices is None:
         return jax.devices()
     if not isinstance(devices, int):
-        if not list(devices):
+        if not isinstance(devices, Sequence) or not all(isinstance(device, jax.Device) for device in devices):
+            raise ValueError(f"devices={devices!r} must be a positive integer or a sequence of JAX devices.")
+        if not devices:
             raise ValueError("devices=[] names no device; leave it out to use all.")
         return list(devices)
     message = request_devices(devices)
