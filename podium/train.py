@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -170,11 +171,22 @@ def train(
     """
     if resume and run_dir is None:
         raise ValueError("resume=True needs run_dir, the folder of the run to go on with.")
-    env, env_record = _resolve_env(env, env_options)
     rollout_length = agent.rollout_length if rollout_length is None else rollout_length
+    _check_integers(
+        1,
+        num_steps=num_steps,
+        num_envs=num_envs,
+        rollout_length=rollout_length,
+        seeds=seeds,
+        num_lanes=num_lanes,
+        eval_episodes=eval_episodes,
+        keep_checkpoints=keep_checkpoints,
+    )
+    _check_integers(0, seed=seed, eval_every=eval_every, checkpoint_every=checkpoint_every, log_every=log_every)
+    if wandb not in ("disabled", "offline", "online"):
+        raise ValueError(f"wandb={wandb!r} is not a mode; use 'disabled', 'offline' or 'online'.")
+    env, env_record = _resolve_env(env, env_options)
     placement = Anakin() if placement is None else placement
-    if num_envs < 1 or rollout_length < 1:
-        raise ValueError(f"num_envs={num_envs} and rollout_length={rollout_length} must be positive integers.")
     schedule = make_schedule(num_steps, num_envs * rollout_length, eval_every, checkpoint_every, log_every)
     longest = max(schedule.next_stop(update) - update for update in _stops(schedule))
     program = placement.build(
@@ -206,10 +218,21 @@ def train(
     run = _Run(program, schedule, evaluator, folder, keep_checkpoints)
     with contextlib.ExitStack() as stack:
         stack.callback(run.close)
-        state = run.restore() if resume else program.init(seed)
+        state = run.restore(seed) if resume else program.init(seed)
         earlier = run.rows
         run.sinks.extend(_make_sinks(folder, schedule, earlier, progress, wandb, config, sinks))
         return run.loop(state)
+
+
+def _check_integers(least: int, **values: Any) -> None:
+    """Raise ValueError for a value that is no integer of at least `least`; None leaves the choice and passes."""
+    for name, value in values.items():
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            rule = "a positive integer" if least else "an integer of 0 or more"
+            near = isinstance(value, float) and np.isfinite(value) and value >= least
+            raise ValueError(f"{name}={value!r} must be {rule}{f'; use {int(value)}' if near else ''}.")
 
 
 def _resolve_env(env: Env | str, options: Mapping[str, Any] | None) -> tuple[Env, dict[str, Any]]:
@@ -291,10 +314,18 @@ class _Run:
         self._train_seconds = 0.0
         self._train_steps = 0
         self._evaluation: dict[str, Any] = {}
+        self._saved = 0
 
-    def restore(self) -> PyTree:
+    def restore(self, seed: int) -> PyTree:
         """Return the newest good state, and take the run's rows back to it."""
         assert self.folder is not None and self.checkpoints is not None
+        if not self.checkpoints.steps():
+            # Killed before the first checkpoint: the beginning is the newest good state.
+            warnings.warn(
+                f"{self.folder.path} holds no checkpoint yet; the run starts from its beginning.", stacklevel=3
+            )
+            JsonlSink(self.folder.metrics).truncate_after(0)
+            return self.program.init(seed)
         state, meta, env_steps = self.checkpoints.restore(self.program.abstract_state())
         done = self.program.update_count(state)
         if done > self.schedule.total:
@@ -308,13 +339,32 @@ class _Run:
             self.rows = read_metrics(self.folder.metrics)
         self._earlier_seconds = float(meta.get("wall_seconds", 0.0))
         self._evaluation = dict(meta.get("evaluation", {}))
+        self._saved = done
+        if self.schedule.due(self.schedule.evaluate, done):
+            self._evaluate_late(state, done)
         return state
+
+    def _evaluate_late(self, state: PyTree, update: int) -> None:
+        """Make up for the evaluation that a signal kept from happening, so that no row lacks one."""
+        assert self.folder is not None
+        if not self.rows or self.rows[-1]["updates"] != update or "eval_return" in self.rows[-1]:
+            return
+        row = self.rows.pop()
+        self._evaluation = self.evaluator(state, update)
+        row.update(self._evaluation)
+        sink = JsonlSink(self.folder.metrics)
+        sink.truncate_after(row["env_steps"] - 1)
+        self.rows.append(row)
+        sink.write(row)
+        self._save(state, row)
 
     def loop(self, state: PyTree) -> Result:
         """Train from `state` to the end, or to a signal."""
         program, schedule = self.program, self.schedule
         update = program.update_count(state)
-        program.compile()
+        if update < schedule.total:
+            program.compile()
+        row: dict[str, Any] = {}
         with _catch_signals() as caught:
             while update < schedule.total and not caught:
                 stop = schedule.next_stop(update)
@@ -323,7 +373,7 @@ class _Run:
                 seconds = time.perf_counter() - began
                 row = self._row(metrics, stop, stop - update, seconds)
                 update = stop
-                self._require_finite(metrics["finite"], row)
+                self._require_finite(metrics, row)
                 if schedule.due(schedule.evaluate, update) and not caught:
                     self._evaluation = self.evaluator(state, update)
                     row.update(self._evaluation)
@@ -332,6 +382,8 @@ class _Run:
                     self._save(state, row)
                 elif self.checkpoints:
                     self.checkpoints.check()
+            if row and self._saved != update:
+                self._save(state, row)  # The signal came after the chunk.
             return self._finish(state, update, caught)
 
     def _row(self, metrics: dict[str, Any], update: int, num_updates: int, seconds: float) -> dict[str, Any]:
@@ -355,13 +407,15 @@ class _Run:
                 row[name] = _to_python(_mean_of_numbers(values))
         return row
 
-    def _require_finite(self, finite: Any, row: dict[str, Any]) -> None:
-        if np.all(finite):
+    def _require_finite(self, metrics: dict[str, Any], row: dict[str, Any]) -> None:
+        if np.all(metrics["finite"]):
             return
         self._record(row)
+        if self.checkpoints:
+            self.checkpoints.finish()
         last = self.checkpoints.steps() if self.checkpoints else []
         kept = f"the last good checkpoint is at {last[-1]} environment steps" if last else "there is no checkpoint"
-        bad = [name for name, value in row.items() if isinstance(value, float) and not np.isfinite(value)]
+        bad = [name for name, values in metrics.items() if name != "finite" and not np.isfinite(values[-1]).all()]
         raise NonFiniteError(
             f"The agent's parameters became NaN or infinite before env_steps={row['env_steps']}"
             f"{' (so did ' + ', '.join(bad) + ')' if bad else ''}; {kept}. A smaller learning rate, bounded rewards or "
@@ -383,6 +437,7 @@ class _Run:
             "evaluation": self._evaluation,
         }
         self.checkpoints.save(row["env_steps"], state, meta)
+        self._saved = row["updates"]
 
     def _wall_seconds(self) -> float:
         return self._earlier_seconds + time.perf_counter() - self._began
@@ -408,7 +463,11 @@ class _Run:
             "interrupted": caught[0] if caught else None,
         }
         if self.folder:
-            self.folder.write_summary(summary)
+            before = self.folder.read_summary() if not self._train_steps else None
+            if before and before.get("params_sha256") == summary["params_sha256"] and not before.get("interrupted"):
+                summary = before  # The run had ended already: its clock and its speed stand.
+            else:
+                self.folder.write_summary(summary)
         self.sinks.close(summary)
         if caught:
             self._say_how_to_go_on(caught[0])
