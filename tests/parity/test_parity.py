@@ -1,0 +1,152 @@
+"""The number of devices, and the placement, never change the mathematics: Anakin on 1, 2, 4, 8 devices, and Single."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+import podium
+from podium.agent import Agent
+from podium.agents import dqn, ppo
+
+TOLERANCE = 1e-6
+NUM_ENVS, LENGTH = 16, 8
+
+
+class Case(NamedTuple):
+    """An agent in an environment, for so many updates; `quick` says which comparisons every change waits for."""
+
+    make: Callable[[], Agent]
+    env: str
+    updates: int
+    quick: tuple[str | int, ...] = ()
+
+
+def small_ppo(**changes: Any) -> Agent:
+    return ppo.make(ppo.Config(hidden_sizes=(16,), num_epochs=2, num_minibatches=2, learning_rate=1e-3, **changes))
+
+
+def small_dqn(**changes: Any) -> Agent:
+    config = dqn.Config(
+        hidden_sizes=(16,),
+        batch_size=32,
+        num_updates=2,
+        buffer_capacity=2048,
+        min_replay_size=512,
+        target_update_period=5,
+        epsilon_decay_steps=2000,
+        learning_rate=1e-3,
+    )
+    return dqn.make(dataclasses.replace(config, **changes))
+
+
+# 512 steps to begin with are 4 updates of 16 * 8: so 26 learn in at least 22 of them.
+CASES = {
+    "ppo": Case(small_ppo, "podium/Catch", 5, quick=(2, 8, "single")),
+    "ppo-gru": Case(lambda: small_ppo(memory="gru", memory_size=16), "podium/RepeatFirst", 5, quick=(8,)),
+    "ppo-lstm": Case(lambda: small_ppo(memory="lstm", memory_size=16), "podium/RepeatFirst", 5),
+    "ppo-continuous": Case(small_ppo, "Pendulum-v1", 4),
+    "ppo-continuous-normalized": Case(
+        lambda: small_ppo(
+            normalize_obs=True, normalize_reward=True, value_clip=0.2, anneal_steps=10_000, target_kl=0.02
+        ),
+        "Pendulum-v1",
+        4,
+        quick=(8,),
+    ),
+    "dqn": Case(lambda: small_dqn(double=False), "podium/Catch", 26),
+    "dqn-3-step-double-dueling": Case(
+        lambda: small_dqn(n_step=3, dueling=True), "podium/Catch", 26, quick=(8, "single")
+    ),
+}
+
+
+def pairs(*others: str | int) -> list[Any]:
+    """Return every case beside every one of `others`, the costly ones marked slow."""
+    return [
+        pytest.param(name, other, marks=[] if other in case.quick else [pytest.mark.slow])
+        for name, case in CASES.items()
+        for other in others
+    ]
+
+
+class Run(NamedTuple):
+    """What a few updates came to: the rollout's end after the first, parameters after the last, the metrics."""
+
+    first_rollout: Any
+    params: Any
+    metrics: dict[str, np.ndarray]
+
+
+_runs: dict[tuple[str, Any], Run] = {}
+
+
+def run(name: str, placement: Any) -> Run:
+    """Train the case under the placement, once a session."""
+    if (name, placement) not in _runs:
+        case = CASES[name]
+        agent, env = case.make(), podium.envs.make(case.env)
+        program = placement.build(
+            agent, env, num_envs=NUM_ENVS, rollout_length=LENGTH, num_lanes=8, max_updates=case.updates
+        )
+        state, first_metrics = program.chunk(program.init(3), 1)
+        first = jax.device_get(state.rollout)
+        state, metrics = program.chunk(state, case.updates - 1)
+        metrics = {k: np.concatenate([first_metrics[k], v]) for k, v in metrics.items() if k != "finite"}
+        _runs[name, placement] = Run(first, jax.device_get(agent.actor(state.agent)), metrics)
+    return _runs[name, placement]
+
+
+def assert_close(a: Any, b: Any, tolerance: float) -> None:
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(
+            np.asarray(x), np.asarray(y), rtol=tolerance, atol=tolerance, err_msg=jax.tree_util.keystr(path)
+        )
+
+
+def assert_bit_equal(a: Any, b: Any) -> None:
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes(), jax.tree_util.keystr(path)
+
+
+@pytest.mark.parametrize(("name", "devices"), pairs(2, 4, 8))
+def test_the_number_of_devices_changes_nothing(name: str, devices: int) -> None:
+    one, several = run(name, podium.Anakin(1)), run(name, podium.Anakin(devices))
+    assert_bit_equal(one.first_rollout, several.first_rollout)
+    assert_close(one.params, several.params, TOLERANCE)
+
+
+@pytest.mark.parametrize(("name", "other"), pairs("single"))
+def test_the_readable_oracle_agrees(name: str, other: str) -> None:
+    compiled, readable = run(name, podium.Anakin(1)), run(name, podium.Single())
+    assert_close(compiled.first_rollout, readable.first_rollout, TOLERANCE)
+    assert_close(compiled.params, readable.params, TOLERANCE)
+    for metric in compiled.metrics:
+        np.testing.assert_allclose(compiled.metrics[metric], readable.metrics[metric], 1e-4, 1e-5, err_msg=metric)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.quick])
+def test_the_runs_compared_did_learn(name: str) -> None:
+    """Parameters that never moved would agree as well."""
+    case, result = CASES[name], run(name, podium.Anakin(1))
+    agent, env = case.make(), podium.envs.make(case.env)
+    program = podium.Anakin(1).build(agent, env, num_envs=NUM_ENVS, rollout_length=LENGTH, num_lanes=8)
+    start = jax.device_get(agent.actor(program.init(3).agent))
+    moved = jax.tree.map(lambda x, y: float(np.abs(np.asarray(x) - np.asarray(y)).max()), start, result.params)
+    assert max(jax.tree.leaves(moved.network)) > 1e-3
+    assert np.isfinite(result.metrics["loss"]).sum() >= (20 if name.startswith("dqn") else case.updates)
+
+
+def test_another_seed_gives_another_run() -> None:
+    agent, env = small_ppo(), podium.envs.make("podium/Catch")
+    program = podium.Anakin(1).build(agent, env, num_envs=NUM_ENVS, rollout_length=LENGTH, num_lanes=8, max_updates=5)
+    state, _ = program.chunk(program.init(4), 1)
+    ours, other = run("ppo", podium.Anakin(1)).first_rollout, jax.device_get(state.rollout)
+    assert any(
+        (np.asarray(x) != np.asarray(y)).any() for x, y in zip(*map(jax.tree.leaves, (ours, other)), strict=True)
+    )

@@ -1,0 +1,256 @@
+"""podium.train: what it does between chunks, what it returns, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import podium
+from podium import envs
+from podium.agents import dqn, ppo
+from podium.checkpoint import Checkpoints, params_sha256
+from podium.sinks import read_metrics
+from podium.train import Schedule, make_schedule
+
+STEPS = 16 * 8  # Of one iteration.
+AGENT = ppo.make(ppo.Config(hidden_sizes=(16,), num_epochs=1, num_minibatches=2, learning_rate=1e-3))
+
+
+def train(**changes: Any) -> podium.Result:
+    """Train PPO in Catch for 10 iterations: a row every 2, an evaluation every 4, a checkpoint with it."""
+    arguments: dict[str, Any] = {
+        "num_steps": 10 * STEPS,
+        "num_envs": 16,
+        "rollout_length": 8,
+        "placement": podium.Anakin(1),
+        "log_every": 2 * STEPS,
+        "eval_every": 4 * STEPS,
+        "eval_episodes": 16,
+        "progress": False,
+    }
+    return podium.train(AGENT, changes.pop("env", "podium/Catch"), **(arguments | changes))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> podium.Result:
+    return train(run_dir=tmp_path_factory.mktemp("train") / "run")
+
+
+# Schedules.
+
+
+def test_steps_are_rounded_down_to_whole_iterations() -> None:
+    assert make_schedule(1000, 128).total == 7
+    assert make_schedule(128, 128).total == 1
+
+
+def test_a_budget_below_one_iteration_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_steps=127 is less than one iteration .* = 128 .* use 128 or more"):
+        make_schedule(127, 128)
+
+
+def test_intervals_are_rounded_up_and_have_defaults() -> None:
+    schedule = make_schedule(12_800, 128, eval_every=129, checkpoint_every=None, log_every=1)
+    assert schedule == Schedule(total=100, log=1, evaluate=2, checkpoint=2, steps_per_update=128)
+    assert make_schedule(12_800, 128) == Schedule(100, 1, 10, 10, 128)
+    assert make_schedule(12_800, 128, 0, 0, 0) == Schedule(100, 100, 0, 0, 128)
+    with pytest.raises(ValueError, match="eval_every=-1"):
+        make_schedule(12_800, 128, eval_every=-1)
+
+
+def test_the_host_stops_at_every_interval_and_at_the_end_and_nowhere_else() -> None:
+    schedule = Schedule(total=11, log=4, evaluate=3, checkpoint=0, steps_per_update=1)
+    stops, update = [], 0
+    while update < schedule.total:
+        stops.append(update := schedule.next_stop(update))
+    assert stops == [3, 4, 6, 8, 9, 11]
+    assert [u for u in range(1, 12) if schedule.due(schedule.evaluate, u)] == [3, 6, 9, 11]
+    assert [u for u in range(1, 12) if schedule.due(schedule.checkpoint, u)] == [11]
+
+
+# What comes back, and what is on disk.
+
+
+def test_rows_have_no_gap_and_no_double(run: podium.Result) -> None:
+    assert [row["env_steps"] for row in run.metrics] == [n * STEPS for n in (2, 4, 6, 8, 10)]
+    assert all(math.isfinite(row["episode_return"]) and -1 <= row["episode_return"] <= 1 for row in run.metrics)
+    assert all(row["episode_length"] == 9 for row in run.metrics)
+    # 16 environments, 8 steps, 9 steps an episode.
+    assert sum(row["episodes"] for row in run.metrics) == 16 * (10 * 8 // 9)
+    assert run.run_dir is not None
+    on_disk = read_metrics(run.run_dir / "metrics.jsonl")
+    assert on_disk == run.metrics
+
+
+def test_evaluation_at_its_interval_and_at_the_end(run: podium.Result) -> None:
+    assert [row["env_steps"] for row in run.metrics if "eval_return" in row] == [n * STEPS for n in (4, 8, 10)]
+    assert run.summary["eval_return"] == run.metrics[-1]["eval_return"]
+
+
+def test_the_summary_says_what_tools_rely_on(run: podium.Result) -> None:
+    assert run.run_dir is not None
+    summary = json.loads((run.run_dir / "summary.json").read_text())
+    assert summary["env_steps"] == 10 * STEPS and summary["num_devices"] == 1 and summary["platform"] == "cpu"
+    assert summary["params_sha256"] == params_sha256(run.policy.params)
+    assert summary["compile_seconds"] > 0 and summary["steps_per_second"] > 0 and summary["interrupted"] is None
+    assert summary["wall_seconds"] >= summary["compile_seconds"]
+    assert {path.name for path in run.run_dir.iterdir()} == {
+        "config.json", "metrics.jsonl", "summary.json", "curve.png", "checkpoints",
+    }  # fmt: skip
+
+
+def test_the_loaded_policy_is_the_one_returned(run: podium.Result) -> None:
+    assert run.run_dir is not None
+    loaded = podium.load(run.run_dir)
+    assert params_sha256(loaded.params) == run.summary["params_sha256"]
+    obs = np.random.default_rng(0).random((5, 10, 5, 2), np.float32)
+    assert (np.asarray(loaded.act(obs)[0]) == np.asarray(run.policy.act(obs)[0])).all()
+
+
+def test_the_best_checkpoint_is_the_state_that_was_evaluated(run: podium.Result) -> None:
+    """Played again on the keys of that evaluation, the best checkpoint gives the return on record."""
+    from podium.evaluate import make_evaluator
+
+    assert run.run_dir is not None
+    best = max((row["eval_return"], row["env_steps"]) for row in run.metrics if "eval_return" in row)
+    checkpoints = Checkpoints(run.run_dir / "checkpoints")
+    assert checkpoints.best_step() == best[1]
+    checkpoints.close()
+    policy = podium.load(run.run_dir, step="best")
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0x65766C), best[1] // STEPS)
+    again = jax.jit(make_evaluator(AGENT, envs.make("podium/Catch"), 16))(key, policy.params)
+    assert float(again["eval_return"]) == best[0]
+
+
+def test_it_needs_no_folder_and_takes_an_environment_object() -> None:
+    written: list[dict[str, Any]] = []
+
+    class Collects:
+        closed: Any = None
+
+        def write(self, row: dict[str, Any]) -> None:
+            written.append(dict(row))
+
+        def close(self, summary: dict[str, Any]) -> None:
+            self.closed = summary
+
+    sink = Collects()
+    result = train(env=envs.make("podium/Catch"), num_steps=2 * STEPS + 5, log_every=2 * STEPS, sinks=[sink])
+    assert result.run_dir is None and result.summary["env_steps"] == 2 * STEPS
+    assert written == result.metrics and sink.closed == result.summary
+
+
+def test_a_logger_that_raises_is_dropped_and_training_goes_on(run: podium.Result) -> None:
+    class Broken:
+        def write(self, row: Any) -> None:
+            raise ConnectionError("the logger is down")
+
+        def close(self, summary: Any) -> None:
+            raise AssertionError("was dropped")
+
+    with pytest.warns(UserWarning, match="Broken failed and is off from here on: .*the logger is down"):
+        result = train(sinks=[Broken()])
+    assert result.summary["params_sha256"] == run.summary["params_sha256"]
+
+
+def test_wandb_that_raises_does_not_stop_training(
+    run: podium.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import wandb
+
+    class Run:
+        summary: dict[str, Any] = {}
+
+        def log(self, *arguments: Any, **named: Any) -> None:
+            raise RuntimeError("wandb is down")
+
+    monkeypatch.setattr(wandb, "init", lambda **named: Run())
+    with pytest.warns(UserWarning, match="wandb failed and is off from here on: .*wandb is down"):
+        result = train(wandb="offline", run_dir=tmp_path / "run")
+    assert len(read_metrics(tmp_path / "run" / "metrics.jsonl")) == 5
+    assert result.summary["params_sha256"] == run.summary["params_sha256"]
+
+
+def test_seeds_give_lists_and_a_policy_each(tmp_path: Path) -> None:
+    result = train(seeds=2, num_steps=4 * STEPS, run_dir=tmp_path / "run")
+    assert len(result.policy) == 2 and all(len(row["episode_return"]) == 2 for row in result.metrics)
+    assert len(result.summary["eval_return"]) == 2
+    for seed in (0, 1):
+        loaded = podium.load(tmp_path / "run", seed=seed)
+        assert params_sha256(loaded.params) == params_sha256(result.policy[seed].params)
+    with pytest.raises(ValueError, match="seed=2 is none of the run's 2 seeds; use 0 to 1"):
+        podium.load(tmp_path / "run", seed=2)
+
+
+# What is refused: before anything is compiled, and without a run folder.
+
+BAD_SIZES = [
+    (name, value)
+    for name in ("num_steps", "num_envs", "rollout_length", "seeds", "eval_episodes", "num_lanes", "keep_checkpoints")
+    for value in (0, -1, 2.5, True, "8")
+]
+BAD_INTERVALS = [
+    (name, value)
+    for name in ("eval_every", "checkpoint_every", "log_every", "seed")
+    for value in (-1, 2.5, True, math.nan)
+]
+
+
+@pytest.mark.parametrize(("name", "value"), [*BAD_SIZES, *BAD_INTERVALS, ("wandb", "on"), ("env", "podium/Cach")])
+def test_bad_arguments_are_refused_by_name(
+    name: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("podium.placement.anakin.AnakinProgram.compile", pytest.fail)
+    monkeypatch.setattr("podium.placement.anakin.AnakinProgram.init", pytest.fail)
+    named = f"{name}={value!r}" if name != "env" else "'podium/Cach'.* Did you mean 'podium/Catch'"
+    with pytest.raises(ValueError, match=named):
+        train(run_dir=tmp_path / "run", **{name: value})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("devices", [0, -1, 2.5, True, "8", [], [0], 9])
+def test_bad_devices_are_refused(devices: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="devices="):
+        train(run_dir=tmp_path / "run", placement=podium.Anakin(devices))
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_does_not_divide_is_refused_with_the_nearest_that_does(tmp_path: Path) -> None:
+    with pytest.raises(ValueError) as caught:
+        train(num_envs=100, placement=podium.Anakin(8), run_dir=tmp_path / "run")
+    assert str(caught.value) == "num_envs=100 is not divisible by num_devices=8; use 96 or 104."
+    with pytest.raises(ValueError, match="num_lanes=3 must divide num_envs=16"):
+        train(num_lanes=3, run_dir=tmp_path / "run")
+    with pytest.raises(ValueError, match="num_steps=100 is less than one iteration"):
+        train(num_steps=100, run_dir=tmp_path / "run")
+    with pytest.raises(ValueError, match="continuous"):
+        podium.train(dqn.make(), "Pendulum-v1", num_steps=9999, num_envs=8, run_dir=tmp_path / "run")
+    with pytest.raises(ValueError, match="env_options"):
+        train(env=envs.make("podium/Catch"), env_options={"rows": 5}, run_dir=tmp_path / "run")
+    with pytest.raises(ValueError, match="resume=True needs run_dir"):
+        train(resume=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_folder_that_exists_is_refused_with_both_ways_on(run: podium.Result) -> None:
+    assert run.run_dir is not None
+    before = {path: path.stat().st_mtime_ns for path in run.run_dir.rglob("*")}
+    with pytest.raises(ValueError, match="not empty; add --resume to go on with it, or choose another --run-dir"):
+        train(run_dir=run.run_dir)
+    with pytest.raises(ValueError, match="is no folder"):
+        train(run_dir=run.run_dir / "none", resume=True)
+    assert {path: path.stat().st_mtime_ns for path in run.run_dir.rglob("*")} == before
+
+
+def test_asking_for_the_devices_there_are_says_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        podium.Anakin(8).explain()
+        assert podium.request_devices(8) is None
