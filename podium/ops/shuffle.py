@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from podium.types import Array, Key
 
 _ROUNDS = 4
+_SMALL = 64
+"""Up to so many elements a permutation is drawn exactly: few bits mix badly, and comparing all pairs costs nothing."""
 
 
 def permute(key: Key, index: Array, size: int) -> Array:
@@ -17,7 +19,8 @@ def permute(key: Key, index: Array, size: int) -> Array:
     onto low ones: every step is a bijection of k-bit integers, hence so is the whole. Where `size` is no power of two,
     results beyond it are mapped again until they fall inside (cycle walking; Black and Rogaway 2002), which keeps it a
     bijection and takes fewer than two rounds on average. Uniform enough for minibatches (tests hold it against
-    chi-square bounds), not for cryptography.
+    chi-square bounds), not for cryptography. Few bits would not be: up to 64 elements each draws a random word, and
+    goes to the place of its word among all in order.
 
     Args:
       key: one key, one permutation.
@@ -29,6 +32,8 @@ def permute(key: Key, index: Array, size: int) -> Array:
     """
     if size == 1:
         return jnp.zeros(index.shape, jnp.uint32)
+    if size <= _SMALL:
+        return _rank(jax.random.bits(key, (size,), jnp.uint32), index)
     bits = (size - 1).bit_length()
     mask = jnp.uint32((1 << bits) - 1)
     constants = jax.random.bits(key, (_ROUNDS, 2), jnp.uint32)
@@ -47,3 +52,11 @@ def permute(key: Key, index: Array, size: int) -> Array:
         return x
     outside = lambda x: x >= size  # noqa: E731
     return jax.lax.while_loop(lambda x: outside(x).any(), lambda x: jnp.where(outside(x), bijection(x), x), x)
+
+
+def _rank(words: Array, index: Array) -> Array:
+    """Return how many of `words` come before the one at `index`; of equal words the earlier comes first."""
+    index = index.astype(jnp.uint32)
+    word = words[index][..., None]
+    earlier = (words == word) & (jnp.arange(words.size, dtype=jnp.uint32) < index[..., None])
+    return jnp.sum((words < word) | earlier, axis=-1, dtype=jnp.uint32)
