@@ -1,0 +1,225 @@
+"""Returns against loops that can be read, identities, and rlax; every place an episode can end at."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podium.ops.returns import discounted_sums, gae, next_values
+from podium.testing import assert_compiles_once
+
+T, B, GAMMA = 7, 6, 0.9
+
+jit_gae = jax.jit(gae)
+
+
+def columns(seed: int = 0) -> dict[str, np.ndarray]:
+    """Return random steps [T, B]; an environment each of no end, each kind of end at 0, inside and at T - 1, all."""
+    rng = np.random.default_rng(seed)
+    terminated, truncated = np.zeros((2, T, B), bool)
+    terminated[[0, 3, T - 1], 1] = True
+    truncated[[0, 3, T - 1], 2] = True
+    terminated[[0, 3, T - 1], 3] = truncated[[0, 3, T - 1], 3] = True
+    terminated[2, 4] = truncated[4, 4] = True
+    terminated[::2, 5] = truncated[:, 5] = True
+    reward, value, next_value = rng.normal(size=(3, T, B)).astype(np.float32)
+    return {
+        "reward": reward,
+        "discount": (GAMMA * ~terminated).astype(np.float32),
+        "value": value,
+        "next_value": next_value,
+        "last": terminated | truncated,
+    }
+
+
+def slow_gae(steps: dict[str, np.ndarray], lambda_: float) -> np.ndarray:
+    """Sum (gamma * lambda)^k delta_{t+k} forward from every t until the episode ends: no recursion."""
+    advantage = np.zeros((T, B))
+    for b in range(B):
+        for t in range(T):
+            factor = 1.0
+            for k in range(t, T):
+                r, d, v, n, last = (float(steps[name][k, b]) for name in steps)
+                advantage[t, b] += factor * (r + d * n - v)
+                factor *= d * lambda_
+                if last:
+                    break
+    return advantage
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.3, 0.95, 1.0])
+def test_gae_is_the_slow_loop(lambda_: float) -> None:
+    steps = columns()
+    np.testing.assert_allclose(gae(**steps, lambda_=lambda_), slow_gae(steps, lambda_), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(jit_gae(**steps, lambda_=lambda_), slow_gae(steps, lambda_), rtol=1e-5, atol=1e-5)
+
+
+def test_gae_of_lambda_0_is_the_td_error() -> None:
+    s = columns(1)
+    td_error = s["reward"] + s["discount"] * s["next_value"] - s["value"]
+    np.testing.assert_allclose(jit_gae(**s, lambda_=0.0), td_error, rtol=1e-6)
+
+
+def test_gae_of_lambda_1_is_the_bootstrapped_return_minus_the_value() -> None:
+    s = columns(2)
+    # The values of one estimator: inside an episode what is reached is what is acted on next.
+    inside = ~s["last"][:-1]
+    s["next_value"][:-1][inside] = s["value"][1:][inside]
+    discounted = np.zeros((T, B))
+    for b in range(B):
+        for t in reversed(range(T)):
+            following = s["next_value"][t, b] if s["last"][t, b] or t == T - 1 else discounted[t + 1, b]
+            discounted[t, b] = s["reward"][t, b] + s["discount"][t, b] * following
+    np.testing.assert_allclose(jit_gae(**s, lambda_=1.0), discounted - s["value"], rtol=1e-5, atol=1e-5)
+
+
+def test_gae_by_hand_at_the_two_kinds_of_end() -> None:
+    # gamma = 1/2, lambda = 1/2, V = 4 everywhere, r = 1. Terminated: 1 - 4 = -3; truncated: 1 + 4/2 - 4 = -1.
+    # The step before either: -1 + A / 4, so -1.75 and -1.25; nothing of the step after the end (-1 as a row's last).
+    terminated = np.array([[0, 0], [1, 0], [0, 0]], bool)
+    last = np.array([[0, 0], [1, 1], [0, 0]], bool)
+    fours = np.full((3, 2), 4, np.float32)
+    advantage = jit_gae(np.ones((3, 2), np.float32), np.float32(0.5) * ~terminated, fours, fours, last, 0.5)
+    np.testing.assert_array_equal(advantage, [[-1.75, -1.25], [-3, -1], [-1, -1]])
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.8, 1.0])
+def test_gae_equals_rlax_where_nothing_is_truncated(lambda_: float) -> None:
+    with warnings.catch_warnings():
+        # Its dependency tensorflow_probability asks jax for names that have moved.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        rlax = pytest.importorskip("rlax", reason="rlax is in the dev extra")
+    rng = np.random.default_rng(3)
+    reward = rng.normal(size=(T, B)).astype(np.float32)
+    values = rng.normal(size=(T + 1, B)).astype(np.float32)
+    last = rng.random((T, B)) < 0.3
+    discount = (GAMMA * ~last).astype(np.float32)
+    expected = jax.vmap(rlax.truncated_generalized_advantage_estimation, (1, 1, None, 1), 1)(
+        reward, discount, lambda_, values
+    )
+    found = jit_gae(reward, discount, values[:-1], values[1:], last, lambda_)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_gae_under_vmap_and_compiled_once() -> None:
+    several = [columns(seed) for seed in (4, 5)]
+    stacked = jax.tree.map(lambda *x: np.stack(x), *several)
+    mapped = jax.jit(jax.vmap(lambda steps: gae(**steps, lambda_=0.9)))
+    with assert_compiles_once(mapped):
+        found = mapped(stacked)
+        mapped(jax.tree.map(lambda x: x[::-1], stacked))
+    for i, steps in enumerate(several):
+        np.testing.assert_allclose(found[i], slow_gae(steps, 0.9), rtol=1e-5, atol=1e-5)
+
+
+def test_gae_does_not_stop_gradients() -> None:
+    s = columns(6)
+    by_value = jax.grad(lambda value: jnp.sum(gae(**{**s, "value": value}, lambda_=0.0)))(s["value"])
+    np.testing.assert_array_equal(by_value, -np.ones((T, B)))
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
+def test_discounted_sums_are_the_slow_loop(gamma: float) -> None:
+    s = columns(7)
+    start = np.arange(B, dtype=np.float32)
+    expected = np.zeros((T, B))
+    for b in range(B):
+        total = start[b]
+        for t in range(T):
+            total = gamma * total + s["reward"][t, b]
+            expected[t, b] = total
+            if s["last"][t, b]:
+                total = 0.0
+    found = jax.jit(discounted_sums)(s["reward"], s["last"], gamma, start)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(
+        discounted_sums(s["reward"], s["last"], gamma, 2.0),
+        discounted_sums(s["reward"], s["last"], gamma, jnp.full(B, 2.0)),
+    )
+
+
+# Environments: none; t = 0 and T - 1; two inside; adjacent; the last row only; every row.
+TRUNCATED = np.zeros((T, B), bool)
+TRUNCATED[[0, T - 1], 1] = True
+TRUNCATED[[1, 4], 2] = True
+TRUNCATED[[2, 3], 3] = True
+TRUNCATED[T - 1, 4] = True
+TRUNCATED[:, 5] = True
+NUMBERS = np.arange(T * B, dtype=np.float32).reshape(T, B)
+VALUES = 1000 + NUMBERS
+
+
+def worth(inputs: dict[str, jax.Array]) -> jax.Array:
+    """Return the value of what was reached: minus the row's number, counted from 1."""
+    assert inputs["reached"].shape == (B, 2)
+    return -inputs["reached"][:, 0] - inputs["memory"][0]
+
+
+def reached() -> dict[str, np.ndarray]:
+    return {"reached": np.stack([NUMBERS, 0 * NUMBERS], -1), "memory": (np.ones((T, B), np.float32),)}
+
+
+def slow_next_values(truncated: np.ndarray) -> np.ndarray:
+    expected = np.zeros((T, B))
+    for t in range(T):
+        for b in range(B):
+            known = t < T - 1 and not truncated[t, b]
+            expected[t, b] = VALUES[t + 1, b] if known else -NUMBERS[t, b] - 1
+    return expected
+
+
+@pytest.mark.parametrize("envs", [[0], [0, 1], [1], [2], [3], [4], [5], range(B)], ids=str)
+def test_next_values_are_the_slow_loop(envs: list[int]) -> None:
+    truncated = TRUNCATED & np.isin(np.arange(B), envs)
+    function = jax.jit(functools.partial(next_values, evaluate=worth))
+    np.testing.assert_array_equal(function(VALUES, truncated, reached()), slow_next_values(truncated))
+
+
+def test_next_values_under_vmap() -> None:
+    both = np.stack([TRUNCATED, np.zeros_like(TRUNCATED)])
+    mapped = jax.vmap(lambda truncated: next_values(VALUES, truncated, reached(), worth))
+    np.testing.assert_array_equal(mapped(both), [slow_next_values(x) for x in both])
+
+
+@pytest.mark.parametrize(("envs", "rounds"), [([0, 4], 0), ([1], 1), ([1, 2, 3], 2), ([5], T - 1)])
+def test_next_values_evaluate_every_row_they_need_once(envs: list[int], rounds: int) -> None:
+    truncated = TRUNCATED & np.isin(np.arange(B), envs)
+    seen: list[np.ndarray] = []
+
+    def watched(inputs: dict[str, jax.Array]) -> jax.Array:
+        seen.append(np.asarray(inputs["reached"][:, 0]).astype(int))
+        return worth(inputs)
+
+    with jax.disable_jit():
+        next_values(jnp.asarray(VALUES), jnp.asarray(truncated), jax.tree.map(jnp.asarray, reached()), watched)
+    np.testing.assert_array_equal(seen[0], NUMBERS[-1])
+    assert len(seen) == 1 + rounds
+    for b in range(B):
+        needed = [t * B + b for t in np.flatnonzero(truncated[:-1, b])]
+        # An environment that has no more is evaluated at its first row meanwhile, and that is thrown away.
+        assert [row[b] for row in seen[1:]] == needed + [b] * (rounds - len(needed))
+
+
+def test_next_values_and_gae_are_finite_where_episodes_terminated() -> None:
+    steps = columns(8)
+    terminated = steps["discount"] == 0
+    found = next_values(VALUES, steps["last"] & ~terminated, reached(), worth)
+    assert np.isfinite(found).all()
+    assert np.isfinite(gae(**{**steps, "next_value": np.asarray(found)}, lambda_=1.0)).all()
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_the_shortest_rollouts(length: int) -> None:
+    evaluate: Callable = lambda inputs: inputs  # noqa: E731
+    value, inputs = np.full((length, 1), 5, np.float32), np.full((length, 1), 7, np.float32)
+    truncated = np.ones((length, 1), bool)
+    found = next_values(value, truncated, inputs, evaluate)
+    np.testing.assert_array_equal(found, inputs)
+    advantage = gae(np.ones((length, 1), np.float32), np.full((length, 1), 0.5), value, found, truncated, 0.5)
+    np.testing.assert_array_equal(advantage, np.full((length, 1), 1 + 3.5 - 5))
