@@ -28,7 +28,7 @@ from podium.agent import Agent
 from podium.checkpoint import CheckpointError
 from podium.env import Env
 from podium.placement.program import Sizes
-from podium.runs import default_run_dir
+from podium.runs import RunFolder, default_run_dir
 from podium.train import Result, Schedule, make_schedule
 from podium.types import DiscreteSpec
 
@@ -45,7 +45,7 @@ class RunFlags:
     preset: str | None = None
     """Named values for an environment, under all other flags; None takes the one made for --env where there is one,
     and "none" the plain defaults."""
-    list_presets: bool = False
+    list_presets: tyro.conf.FlagCreatePairsOff[bool] = False
     """Show every preset, its values, where they come from and whether they were tuned here; then end."""
     env: str = "CartPole-v1"
     """Environment, by a name of podium.envs.names()."""
@@ -67,7 +67,7 @@ class RunFlags:
     """Fixes everything random, 0 or more."""
     run_dir: Path | None = None
     """Folder for configuration, metrics, curve and checkpoints; None takes runs/AGENT-ENV-TIME."""
-    resume: bool = False
+    resume: tyro.conf.FlagCreatePairsOff[bool] = False
     """Go on with the run in --run-dir, exactly: give the same command again with this flag."""
     eval_every: int | None = None
     """Environment steps between evaluations; None for ten over the run, 0 for one at the end."""
@@ -95,9 +95,7 @@ class Chosen(NamedTuple):
     preset: str
 
 
-def parse(
-    flags_class: type[Flags], presets: Mapping[str, Preset], argv: Sequence[str], prog: str | None = None
-) -> Chosen:
+def parse(flags_class: type[Flags], presets: Mapping[str, Preset], argv: Sequence[str]) -> Chosen:
     """Read the command line: explicit flags over a preset over the plain defaults.
 
     Raises:
@@ -118,7 +116,7 @@ def parse(
         preset = presets[name]
         defaults = dataclasses.replace(defaults, env=preset.env, **preset.values)
         words = f"{name} ({why}). Source: {preset.source} {preset.tuned_words}"
-    return Chosen(read_flags(flags_class, argv, default=defaults, prog=prog, description=_about(presets)), words)
+    return Chosen(read_flags(flags_class, argv, default=defaults, description=_about(presets)), words)
 
 
 def read_flags(flags_class: Any, argv: Sequence[str], **options: Any) -> Any:
@@ -228,12 +226,15 @@ def _train(
         print(sentence)
     if flags.compilation_cache:
         use_compilation_cache()
-    if getattr(flags, "anneal", False) and not flags.anneal_steps:
-        flags = dataclasses.replace(flags, anneal_steps=flags.num_steps)
     config = agent_config(agents.Config, flags)
     agent = agents.make(config)
     options = _options(flags.env_options)
-    env = podium.envs.make(flags.env, **options)
+    try:
+        env = podium.envs.make(flags.env, **options)
+    except RuntimeError as error:  # Data that the environment needs are missing.
+        raise ValueError(str(error)) from error
+    if flags.resume and flags.run_dir is not None:
+        RunFolder.open(flags.run_dir)
     placement = podium.Anakin(devices=flags.devices)
     run_dir = flags.run_dir or default_run_dir(f"{agent.name}-{flags.env}")
     print(plan(flags, agent, env, placement, run_dir, preset, lambda sizes: sizes_in_words(config, sizes)), flush=True)
@@ -352,9 +353,9 @@ def _about(presets: Mapping[str, Preset]) -> str:
 def _find(argv: Sequence[str], flag: str) -> str | None:
     """Return the value of a flag without reading the others; the last one counts, as for tyro."""
     value = None
-    for here, following in zip(argv, [*argv[1:], None], strict=True):
+    for index, here in enumerate(argv):
         if here == flag:
-            value = following
+            value = argv[index + 1] if index + 1 < len(argv) else None
         elif here.startswith(flag + "="):
             value = here[len(flag) + 1 :]
     return value
@@ -389,15 +390,18 @@ def _sentence(box: str) -> str:
     >>> _sentence('╭─ Invalid ─╮\n│ no such     │\n│ flag        │\n│ ─────────── │\n│ Perhaps you │\n╰───╯')
     'no such flag; --help lists every flag.'
     """
-    lines = [line.strip("│ ").rstrip() for line in box.splitlines() if not line.startswith(("╭", "╰"))]
-    sections = re.split(r"\n─+\n?", "\n".join(lines))
+    # Boxes are drawn in ASCII where the terminal knows no better.
+    lines = [line.strip("│| ") for line in box.splitlines() if not line.startswith(("╭", "╰", "+"))]
+    sections = re.split(r"\n[─-]{5,}\n?", "\n".join(lines))
+    if "╭" not in box and len(sections) > 1:
+        del sections[0]  # The title, which a drawn box has in its upper edge.
     first = " ".join(sections[0].split()).rstrip(".")
     near = [
-        line.strip().split(" ")[0].rstrip(",")
+        line.split(" ")[0].rstrip(",")
         for section in sections
-        if section.startswith("Perhaps you meant")
+        if section.startswith(("Perhaps you meant", "Arguments similar to"))
         for line in section.splitlines()
-        if line.strip().startswith("--")
+        if line.startswith("--")
     ]
     hint = f"; did you mean {' or '.join(dict.fromkeys(near))}?" if near else ";"
     return f"{first}{hint} --help lists every flag."

@@ -27,8 +27,6 @@ class Flags(ppo.Config, cli.RunFlags):
     """Passes over each rollout."""
     num_minibatches: Annotated[int, tyro.conf.arg(aliases=("--minibatches",))] = ppo.Config.num_minibatches
     """Parts of one pass, a gradient step each."""
-    anneal: bool = False
-    """Let the learning rate fall to zero over the whole run, where --anneal-steps does not say over how much."""
 
 
 def sizes_in_words(config: ppo.Config, sizes: Sizes) -> Mapping[str, str]:
@@ -37,7 +35,11 @@ def sizes_in_words(config: ppo.Config, sizes: Sizes) -> Mapping[str, str]:
         minibatch = f"{sizes.steps_per_update // config.num_minibatches:,} steps"
     else:
         minibatch = f"{sizes.num_envs // config.num_minibatches} sequences of {sizes.rollout_length} steps"
+    rate = f"{config.learning_rate:g}"
+    if config.anneal_steps:
+        rate += f", falling to 0 over {config.anneal_steps:,} steps"
     return {
+        "learning rate": rate,
         "batch": f"{sizes.steps_per_update:,} steps",
         "minibatch": f"{minibatch}, {config.num_minibatches} a pass, {config.num_epochs} passes",
         "memory": config.memory if config.memory == "none" else f"{config.memory}, {config.memory_size} units",

@@ -30,11 +30,11 @@ from podium.runs import RunFolder
 class Flags:
     """Play the policy of a run, greedily."""
 
-    run_dir: Annotated[Path, tyro.conf.Positional]
+    run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
     """Folder of the run."""
     episodes: int = 5
     """Episodes to play."""
-    best: bool = False
+    best: tyro.conf.FlagCreatePairsOff[bool] = False
     """Play the checkpoint with the highest evaluation in place of the newest."""
     step: int | None = None
     """Environment steps of the checkpoint to play; None takes the newest."""

@@ -1,0 +1,124 @@
+"""Each mode prints JSON lines that hold together."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from typing import Any
+
+import benchmark
+import jax.numpy as jnp
+import pytest
+
+from podium.types import ArraySpec, DiscreteSpec, EnvSpec
+
+COMMON = {"what", "devices", "seconds", "repeats", "compile_seconds", "versions", "hardware"}
+ANAKIN = COMMON | {
+    "agent",
+    "env",
+    "num_envs",
+    "rollout_length",
+    "epochs",
+    "minibatches",
+    "num_steps",
+    "steps_per_second",
+    "finite",
+}
+
+
+def measure(capsys: pytest.CaptureFixture[str], command: str) -> dict[str, Any]:
+    assert benchmark.main(command.split()) == 0
+    return dict(json.loads(capsys.readouterr().out.splitlines()[-1]))
+
+
+def check(row: dict[str, Any], repeats: int) -> None:
+    assert len(row["repeats"]) == repeats
+    assert row["seconds"] == statistics.median(row["repeats"])
+    assert row["steps_per_second"] == pytest.approx(row["num_steps"] / row["seconds"])
+    assert row["compile_seconds"] > 0
+    assert {"podium", "jax", "jaxlib", "python"} <= set(row["versions"])
+    assert {"cpu", "cores", "device_kind"} <= set(row["hardware"])
+
+
+def test_anakin_ppo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "matmul_flops_per_second", lambda: 1e9)
+    row = measure(
+        capsys,
+        "anakin --agent ppo --env podium/Catch --num-envs 8 --rollout-length 8 --epochs 2 --minibatches 2 "
+        "--num-steps 200 --devices 1 --repeats 3 --hidden-sizes 8",
+    )
+    assert set(row) >= ANAKIN | {"flops_per_step", "share_of_matmul_bound"}
+    check(row, 3)
+    assert (row["num_steps"], row["devices"], row["epochs"], row["minibatches"], row["finite"]) == (192, 1, 2, 2, True)
+    assert row["share_of_matmul_bound"] == pytest.approx(row["flops_per_step"] * row["steps_per_second"] / 1e9)
+
+
+def test_anakin_dqn_learns_while_it_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    row = measure(
+        capsys,
+        "anakin --agent dqn --env podium/Catch --num-envs 4 --rollout-length 2 --buffer-capacity 64 --batch-size 8 "
+        "--num-updates 2 --num-steps 64 --devices 1 --repeats 2 --hidden-sizes 8",
+    )
+    assert set(row) >= ANAKIN | {"buffer_capacity", "batch_size", "num_updates"}
+    check(row, 2)
+    assert (row["buffer_capacity"], row["batch_size"], row["num_updates"], row["epochs"]) == (64, 8, 2, None)
+
+
+@pytest.mark.parametrize("env", ["podium/Catch", "Pendulum-v1"])
+def test_env(env: str, capsys: pytest.CaptureFixture[str]) -> None:
+    row = measure(capsys, f"env --env {env} --num-envs 4 --num-steps 1001 --repeats 2")
+    check(row, 2)
+    assert (row["what"], row["num_steps"]) == ("env", 1000)
+
+
+def test_matmul(capsys: pytest.CaptureFixture[str]) -> None:
+    row = measure(capsys, "matmul --size 64 --repeats 2")
+    assert set(row) >= COMMON and row["gflops_per_second"] > 0
+
+
+@pytest.mark.slow
+def test_scaling(capsys: pytest.CaptureFixture[str]) -> None:
+    command = (
+        "scaling --env podium/Catch --num-envs 8 --rollout-length 8 --num-steps 640 --repeats 1 --device-counts 1 2"
+    )
+    assert benchmark.main(command.split()) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["work"], row["devices"], row["num_envs"], row["num_steps"]) for row in rows] == [
+        ("fixed_total", 1, 8, 640),
+        ("fixed_total", 2, 8, 640),
+        ("fixed_per_device", 1, 8, 640),
+        ("fixed_per_device", 2, 16, 1280),
+    ]
+    assert rows[0]["speed_up"] == rows[2]["speed_up"] == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("anakin --num-steps 0", "num_steps"),
+        ("anakin --num-steps 10", "num_steps"),
+        ("anakin --num-envs 0", "num_envs"),
+        ("anakin --epochs 0", "epochs"),
+        ("anakin --minibatches 0", "minibatches"),
+        ("anakin --repeats 0", "repeats"),
+        ("anakin --env Cartpole", "CartPole-v1"),
+        ("anakin --agent dqn --buffer-capacity 0", "buffer_capacity"),
+        ("env --num-envs 0", "num_envs"),
+        ("env --num-steps 3", "num_steps"),
+        ("matmul --size 0", "size"),
+        ("scaling --device-counts 0", "device_counts"),
+        ("scaling --num-envs 6 --device-counts 1 4", "num_envs"),
+        ("sprint", "sprint"),
+    ],
+)
+def test_refusals(command: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmark.main(command.split()) == 2
+    error = capsys.readouterr().err
+    assert named in error and error.count("\n") == 1, error
+
+
+def test_flops_by_hand() -> None:
+    """4 inputs, one layer of 8, 2 actions: actor 4*8 + 8*2, critic 4*8 + 8*1, twice; 1 + 3 forwards an epoch."""
+    spec = EnvSpec("x", ArraySpec((4,), jnp.float32), DiscreteSpec(2))
+    forward = 2 * (4 * 8 + 8 * 2 + 4 * 8 + 8 * 1)
+    assert benchmark.ppo_flops_per_step(spec, (8,), epochs=2) == forward * (1 + 3 * 2)
