@@ -148,7 +148,7 @@ def loss(config: Config, output: ActorCritic, batch: Batch) -> tuple[Array, Metr
 Loss = Callable[[Config, ActorCritic, Batch], tuple[Array, Metrics]]
 
 
-def make(config: Config = Config(), network: Network | None = None, loss: Loss = loss) -> Agent:  # noqa: B008
+def make(config: Config = Config(), network: Network | None = None, loss: Loss = loss) -> Agent:
     """Make a PPO agent.
 
     Args:
@@ -215,8 +215,8 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
             advantage + value,
             trajectory.valid,
         )
-        unit = "sequence" if network.recurrent else "step"
-        return Plan(batch, trajectory.carry, config.num_epochs, config.num_minibatches, unit)
+        sizes = config.num_epochs, config.num_minibatches
+        return Plan(batch, trajectory.carry, *sizes, "sequence" if network.recurrent else "step")
 
     def grad(key: Key, state: State, minibatch: Any) -> tuple[Grads, Aux]:
         batch, memory = minibatch if network.recurrent else (minibatch, ())
@@ -229,12 +229,10 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
 
     def apply(state: State, grads: Grads) -> State:
         updates, opt_state = optimizer.update(grads.params, state.opt_state, state.params)
-        rate = config.learning_rate
+        rate: Any = config.learning_rate
         if config.anneal_steps:
             rate = rate * jnp.maximum(0.0, 1.0 - state.env_steps / config.anneal_steps)
-        new = state._replace(
-            params=jax.tree.map(lambda p, u: p - rate * u, state.params, updates), opt_state=opt_state
-        )
+        new = state._replace(params=jax.tree.map(lambda p, u: p - rate * u, state.params, updates), opt_state=opt_state)
         if not config.target_kl:
             return new
         stopped = state.stopped | (grads.approx_kl > config.target_kl)

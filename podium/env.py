@@ -1,4 +1,4 @@
-"""The two environment contracts: `Env` (pure functions, runs on the accelerator) and `HostEnv` (batched, on the CPU)."""
+"""The two environment contracts: `Env` (pure functions, on the accelerator) and `HostEnv` (batched, on the CPU)."""
 
 from __future__ import annotations
 
@@ -93,14 +93,9 @@ def auto_reset(env: Env, pool_size: int = 0, pool_seed: int = 0) -> Env:
         raise ValueError(f"pool_size={pool_size} is negative; use 0 (fresh resets) or a positive number of states.")
     if env.resets_itself:
         return env
+    begin = env.reset
     if pool_size:
-        pool = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(pool_seed), pool_size))
-
-        def begin(key: Key) -> tuple[PyTree, TimeStep]:
-            index = jax.random.randint(key, (), 0, pool_size)
-            return jax.tree.map(lambda x: x[index], pool)
-    else:
-        begin = env.reset
+        begin = _from_pool(env, pool_size, pool_seed)
 
     def step(key: Key, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
         step_key, reset_key = jax.random.split(key)
@@ -110,3 +105,13 @@ def auto_reset(env: Env, pool_size: int = 0, pool_seed: int = 0) -> Env:
         return choose(new_state, state), timestep._replace(obs=choose(new.obs, timestep.obs))
 
     return env._replace(reset=begin, step=step, resets_itself=True)
+
+
+def _from_pool(env: Env, size: int, seed: int) -> Callable[[Key], tuple[PyTree, TimeStep]]:
+    pool = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(seed), size))
+
+    def begin(key: Key) -> tuple[PyTree, TimeStep]:
+        index = jax.random.randint(key, (), 0, size)
+        return jax.tree.map(lambda x: x[index], pool)
+
+    return begin

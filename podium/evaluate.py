@@ -17,7 +17,7 @@ from podium.types import Array, EnvSpec, Key, PyTree
 DEFAULT_MAX_STEPS = 10_000
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Policy:
     """An agent that can act and no longer learns.
 

@@ -15,7 +15,12 @@ from podium.types import PyTree
 
 
 def load(
-    run_dir: Path | str, *, step: int | str | None = None, agent: Agent | None = None, env: Env | None = None, seed: int = 0
+    run_dir: Path | str,
+    *,
+    step: int | str | None = None,
+    agent: Agent | None = None,
+    env: Env | None = None,
+    seed: int = 0,
 ) -> Policy:
     """Return the policy that a run trained.
 

@@ -67,6 +67,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
+        """Return features [..., n]."""
         for size in self.hidden_sizes:
             x = ACTIVATIONS[self.activation](nn.Dense(size, kernel_init=nn.initializers.orthogonal(2**0.5))(x))
         return x
@@ -79,6 +80,7 @@ class GRU(nn.Module):
 
     @nn.compact
     def __call__(self, memory: Array, x: Array) -> tuple[Array, Array]:
+        """Return the next memory and the output."""
         return nn.GRUCell(self.size)(memory, x)
 
 
@@ -89,6 +91,7 @@ class LSTM(nn.Module):
 
     @nn.compact
     def __call__(self, memory: tuple[Array, Array], x: Array) -> tuple[tuple[Array, Array], Array]:
+        """Return the next memory and the output."""
         return nn.OptimizedLSTMCell(self.size)(memory, x)
 
 
@@ -99,6 +102,7 @@ def flatten_obs(obs: PyTree, leading: int, width: int | None = None) -> Array:
     """
     leaves = jax.tree.leaves(obs)
     if len(leaves) == 1 and leaves[0].ndim == leading and jnp.issubdtype(leaves[0].dtype, jnp.integer):
+        assert width is not None, "a discrete observation needs its number of values"
         return jax.nn.one_hot(leaves[0], width)
     parts = [x.reshape(*x.shape[:leading], -1).astype(jnp.float32) for x in leaves]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
@@ -110,6 +114,11 @@ def _obs_width(spec: EnvSpec) -> int:
         return spec.obs.num_values
     leaves = jax.tree.leaves(spec.obs, is_leaf=lambda x: isinstance(x, ArraySpec | DiscreteSpec))
     return sum(math.prod(leaf.shape) for leaf in leaves)
+
+
+def _apply(module: nn.Module, params: PyTree, *args: Any) -> Any:
+    """Call a module; flax's own type allows for a second result, which there is only on request."""
+    return module.apply(params, *args)
 
 
 def _linear(key: Key, inputs: int, outputs: int, scale: float) -> PyTree:
@@ -191,8 +200,8 @@ def _feed_forward_actor_critic(torso: MLP) -> Network:
 
     def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> ActorCritic:
         x = flatten_obs(obs, first.ndim, params["actor"]["params"]["Dense_0"]["kernel"].shape[0])
-        policy = apply_policy(params["policy"], torso.apply(params["actor"], x))
-        return ActorCritic(policy, _apply_value(params["value"], torso.apply(params["critic"], x)))
+        policy = apply_policy(params["policy"], _apply(torso, params["actor"], x))
+        return ActorCritic(policy, _apply_value(params["value"], _apply(torso, params["critic"], x)))
 
     def apply(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[ActorCritic, PyTree]:
         return unroll(params, memory, obs, first), memory
@@ -216,14 +225,14 @@ def _recurrent_actor_critic(torso: MLP, cell: GRU | LSTM, size: int) -> Network:
 
     def encode(params: PyTree, obs: PyTree, first: Array) -> Array:
         width = params["torso"]["params"]["Dense_0"]["kernel"].shape[0]
-        return torso.apply(params["torso"], flatten_obs(obs, first.ndim, width))
+        return _apply(torso, params["torso"], flatten_obs(obs, first.ndim, width))
 
     def heads(params: PyTree, x: Array) -> ActorCritic:
         return ActorCritic(apply_policy(params["policy"], x), _apply_value(params["value"], x))
 
     def step(params: PyTree, memory: PyTree, x: Array, first: Array) -> tuple[PyTree, Array]:
         memory = jax.tree.map(lambda m: jnp.where(first[:, None], 0.0, m), memory)
-        return cell.apply(params, memory, x)
+        return _apply(cell, params, memory, x)
 
     def apply(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[ActorCritic, PyTree]:
         memory, x = step(params["memory"], memory, encode(params, obs, first), first)
@@ -284,7 +293,9 @@ def q_network(hidden_sizes: Sequence[int] = (64, 64), activation: str = "relu", 
 
     def init(key: Key, spec: EnvSpec) -> PyTree:
         if not isinstance(spec.action, DiscreteSpec):
-            raise ValueError(f"the actions of {spec.name} are continuous; action values need discrete actions; use ppo.")
+            raise ValueError(
+                f"the actions of {spec.name} are continuous; action values need discrete actions; use ppo."
+            )
         torso_key, action_key, value_key = jax.random.split(key, 3)
         width = torso.hidden_sizes[-1]
         params = {
@@ -295,7 +306,7 @@ def q_network(hidden_sizes: Sequence[int] = (64, 64), activation: str = "relu", 
 
     def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> Array:
         x = flatten_obs(obs, first.ndim, params["torso"]["params"]["Dense_0"]["kernel"].shape[0])
-        x = torso.apply(params["torso"], x)
+        x = _apply(torso, params["torso"], x)
         advantage = _apply_linear(params["advantage"], x)
         if not dueling:
             return advantage

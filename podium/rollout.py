@@ -26,7 +26,7 @@ class RolloutState(NamedTuple):
       episodes: accumulators of return and length.
     """
 
-    index: Array
+    index: Array  # type: ignore[assignment]  # a tuple has a method of that name, which nobody calls
     env_state: PyTree
     obs: PyTree
     first: Array
@@ -92,11 +92,12 @@ def rollout(
 
     keys = _step_keys(environment_keys(key, state.index), num_steps)
     end, (row, valid, ended) = fold(step, state, keys)
-    return end, Trajectory(*row, state.carry, end.carry, version, valid), ended
+    trajectory = Trajectory(*(*row, state.carry, end.carry, version, valid))  # type: ignore[call-arg]
+    return end, trajectory, ended
 
 
 def _step_keys(keys: Key, num_steps: int) -> tuple[Key, Key]:
-    """Return keys to act and keys to step, [T, B] each; all at once, since one large draw is cheaper than many small."""
+    """Return keys to act and keys to step, [T, B] each, at once: one large draw is cheaper than many small."""
     times = jnp.arange(num_steps)
     pairs = jax.vmap(lambda time: jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, time)))(keys))(times)
     return pairs[..., 0], pairs[..., 1]

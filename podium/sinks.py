@@ -215,7 +215,10 @@ def progress_line(row: Row, total_env_steps: int) -> str:
         if value is not None:
             parts.append(f"{name} {value:.4g}")
     if speed:
-        seconds = int(max(total_env_steps - env_steps, 0) / speed)
+        # Steps are those of one seed, speed is that of all.
+        returns = row.get("episode_return")
+        seeds = len(returns) if isinstance(returns, list) else 1
+        seconds = int(max(total_env_steps - env_steps, 0) * seeds / speed)
         parts.append(f"ETA {seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}")
     return "  ".join(parts)
 

@@ -1,4 +1,4 @@
-"""Train: the host loop over compiled chunks. Progress, metrics, evaluation, checkpoints and signals live between chunks."""
+"""Train: the host loop over compiled chunks; progress, metrics, evaluation, checkpoints and signals live between."""
 
 from __future__ import annotations
 
@@ -515,8 +515,8 @@ def _catch_signals() -> Iterator[list[str]]:
     try:
         yield caught
     finally:
-        for number, former in before.items():
-            signal.signal(number, former)
+        for caught_number, former in before.items():
+            signal.signal(caught_number, former)
 
 
 def _policies(program: Program, params: PyTree, spec: Any) -> Any:

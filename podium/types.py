@@ -40,7 +40,7 @@ class ArraySpec:
         low = np.where(np.isfinite(self.low), self.low, -1.0)
         high = np.where(np.isfinite(self.high), self.high, 1.0)
         unit = jax.random.uniform(key, self.shape)
-        return (low + unit * (high - low)).astype(self.dtype)
+        return jnp.asarray(low + unit * (high - low), self.dtype)
 
 
 @dataclasses.dataclass(frozen=True)

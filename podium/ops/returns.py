@@ -65,9 +65,7 @@ def discounted_sums(reward: Array, last: Array, gamma: float, start: Array) -> A
     return jax.lax.scan(step, start, (reward, last))[1]
 
 
-def next_values(
-    value: Array, truncated: Array, inputs: PyTree, evaluate: Callable[[PyTree], Array]
-) -> Array:
+def next_values(value: Array, truncated: Array, inputs: PyTree, evaluate: Callable[[PyTree], Array]) -> Array:
     """Return the value of the observation that every step reached, evaluating only where it is not known.
 
     Inside an episode V(s'_t) is `value[t + 1]`. It must be evaluated at the last row, and where an episode was

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from podium.types import Array, PyTree
 class RunningStats(NamedTuple):
     """Count, mean and sum of squared deviations of everything seen; `mean` and `m2` are pytrees."""
 
-    count: Array
+    count: Array  # type: ignore[assignment]  # a tuple has a method of that name, which nobody calls
     mean: PyTree
     m2: PyTree
 
@@ -55,10 +55,10 @@ def update_stats(stats: RunningStats, batch: PyTree, valid: Array | None = None)
         new_mean = mean + shift * added / total
         return new_mean, m2 + batch_m2 + jnp.square(shift) * stats.count * added / total
 
-    leaves, structure = jax.tree.flatten(batch)
+    leaves = jax.tree.leaves(batch)
+    unflatten: Any = jax.tree.structure(batch).unflatten  # type: ignore[attr-defined]
     merged = [merge(*z) for z in zip(leaves, jax.tree.leaves(stats.mean), jax.tree.leaves(stats.m2), strict=True)]
     means, m2s = ([pair[i] for pair in merged] for i in (0, 1))
-    unflatten = structure.unflatten
     return RunningStats(stats.count + added, unflatten(means), unflatten(m2s))
 
 

@@ -71,7 +71,9 @@ class Anakin:
 class AnakinProgram:
     """The fused program for one agent, one environment and one set of sizes; a `Program`."""
 
-    def __init__(self, agent: Agent, env: Env, sizes: Sizes, devices: list[jax.Device], by_seed: bool, max_updates: int):
+    def __init__(
+        self, agent: Agent, env: Env, sizes: Sizes, devices: list[jax.Device], by_seed: bool, max_updates: int
+    ):
         self.agent, self.env, self.sizes, self.devices = agent, env, sizes, devices
         self.max_updates = max_updates
         self.compile_seconds = 0.0
@@ -108,7 +110,8 @@ class AnakinProgram:
         everywhere = lambda tree: jax.tree.map(lambda x: P(), tree)  # noqa: E731
         # Environments and replay lanes lie along the mesh; scalars of the replay are the same everywhere.
         split = lambda tree: jax.tree.map(lambda x: P(*axes, "env") if x.ndim > len(axes) else P(), tree)  # noqa: E731
-        return RunState(P(), P(), everywhere(shapes.agent), split(shapes.replay), split(shapes.rollout))
+        once: Any = P()
+        return RunState(once, once, everywhere(shapes.agent), split(shapes.replay), split(shapes.rollout))
 
     def _iterate(self, state: RunState) -> tuple[RunState, Metrics]:
         return program.iterate(state, self.agent, self._collect, program.make_learn(self.agent, self.sizes))
@@ -119,8 +122,10 @@ class AnakinProgram:
 
         if self._by_seed or len(self.devices) == 1:
             return local(key, params, state, version)
-        rows = P(None, "env")
-        trajectory = Trajectory(*[rows] * 8, P("env"), P("env"), P(), rows)
+        rows: Any = P(None, "env")
+        by_env: Any = P("env")
+        once: Any = P()
+        trajectory = Trajectory(*(rows,) * 8, carry=by_env, end_carry=by_env, policy_version=once, valid=rows)
         return jax.shard_map(
             local,
             mesh=self._mesh,
@@ -150,9 +155,9 @@ class AnakinProgram:
         if not self._by_seed:
             return several(state, num_updates)
         seed = P("seed")
-        return jax.shard_map(
-            several, mesh=self._mesh, in_specs=(seed, P()), out_specs=(seed, seed), check_vma=False
-        )(state, num_updates)
+        return jax.shard_map(several, mesh=self._mesh, in_specs=(seed, P()), out_specs=(seed, seed), check_vma=False)(
+            state, num_updates
+        )
 
     def lower(self) -> Any:
         """Trace the program, without compiling it."""

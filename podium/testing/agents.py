@@ -124,10 +124,12 @@ class _Check:
                 raise self._broken(rule, f"{remedy} (Seen in {jax.tree_util.keystr(path) or 'the result'}.)")
 
     def _check_structure(self, name: str, before: PyTree, after: PyTree) -> None:
-        if jax.tree.structure(before) != jax.tree.structure(after):
+        given: Any = jax.tree.structure(before)
+        returned: Any = jax.tree.structure(after)
+        if given != returned:
             raise self._broken(
                 f"{name} returns another structure than it was given.",
-                f"Given {jax.tree.structure(before)}, returned {jax.tree.structure(after)}; they must be the same.",
+                f"Given {given}, returned {returned}; they must be the same.",
             )
         for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
             if (x.shape, x.dtype) != (y.shape, y.dtype):
@@ -152,12 +154,13 @@ class _Check:
                 line = str(error).strip().split("\n")[0]
                 raise self._broken(
                     f"act cannot be compiled ({type(error).__name__}: {line}).",
-                    "Its arguments are (keys [B], params, carry, obs [B, ...], first [B], greedy), greedy a Python bool.",
+                    "Its arguments: keys [B], params, carry, obs [B, ...], first [B], greedy (a Python bool).",
                 ) from error
 
         output = call(keys, carry, timestep.obs, first, False)
         if not isinstance(output, ActOutput):
-            raise self._broken(f"act returns {type(output).__name__}.", "It must return ActOutput(action, carry, extras).")
+            remedy = "It must return ActOutput(action, carry, extras)."
+            raise self._broken(f"act returns {type(output).__name__}.", remedy)
         expected = (count, *spec.action.shape)
         if output.action.shape != expected:
             raise self._broken(f"act returns actions of shape {output.action.shape}.", f"It must be {expected}.")
@@ -259,9 +262,7 @@ class _Check:
         self._check_structure("apply", state, self._traced("apply", self.agent.apply, state, grads))
         self._check_structure("observe", state, self._traced("observe", self.agent.observe, state, trajectory))
         if self.agent.replay is None:
-            self._traced(
-                "learning", lambda key: learn(key, self.agent, state, (), trajectory, 1).metrics, self.key
-            )
+            self._traced("learning", lambda key: learn(key, self.agent, state, (), trajectory, 1).metrics, self.key)
 
     def _check_termination(self, state: PyTree, trajectory: Trajectory) -> None:
         """What lies behind a termination is worth nothing, so the gradient must not change with it."""
@@ -284,6 +285,7 @@ class _Check:
 
     def run_on_devices(self) -> None:
         """Check several seeds, and several devices where there are."""
+
         def build(devices: list[jax.Device], seeds: int = 1) -> AnakinProgram:
             sizes = {"num_envs": self.num_envs, "rollout_length": self.rollout_length, "seeds": seeds}
             return Anakin(devices).build(self.agent, self.env, **sizes)

@@ -1,4 +1,4 @@
-"""`check_env`: run an environment against the whole contract, and say in one sentence what is broken and how to mend it."""
+"""`check_env`: run an environment against the whole contract; say in one sentence what is broken and how to mend it."""
 
 from __future__ import annotations
 
