@@ -92,7 +92,7 @@ def rollout(
 
     keys = _step_keys(environment_keys(key, state.index), num_steps)
     end, (row, valid, ended) = fold(step, state, keys)
-    trajectory = Trajectory(*(*row, state.carry, end.carry, version, valid))  # type: ignore[call-arg]
+    trajectory = Trajectory(*(*row, state.carry, end.carry, version, valid))
     return end, trajectory, ended
 
 

@@ -147,7 +147,7 @@ def test_the_caller_may_donate_at_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_what_is_saved_shares_no_memory_with_the_state(tmp_path: Path):
-    """jaxlib does copy a donated buffer that NumPy looks at, but documents no such promise."""
+    """Jaxlib does copy a donated buffer that NumPy looks at, but documents no such promise."""
     state = {"jax": jnp.arange(5.0), "numpy": np.arange(5.0)}
     for leaf in state.values():
         assert not np.shares_memory(np.asarray(leaf), checkpoint._to_host(leaf))
