@@ -98,10 +98,11 @@ class LSTM(nn.Module):
 def flatten_obs(obs: PyTree, leading: int, width: int | None = None) -> Array:
     """Flatten the parts of an observation into float vectors [..., n] behind `leading` batch axes.
 
-    A lone integer scalar (a `DiscreteSpec`) becomes a one-hot vector of `width`.
+    A lone integer scalar becomes a one-hot vector of `width`, unless that is 1 (an integer `ArraySpec`, a number).
     """
     leaves = jax.tree.leaves(obs)
-    if len(leaves) == 1 and leaves[0].ndim == leading and jnp.issubdtype(leaves[0].dtype, jnp.integer):
+    integer = jnp.issubdtype(leaves[0].dtype, jnp.integer)
+    if len(leaves) == 1 and leaves[0].ndim == leading and integer and width != 1:
         assert width is not None, "a discrete observation needs its number of values"
         return jax.nn.one_hot(leaves[0], width)
     parts = [x.reshape(*x.shape[:leading], -1).astype(jnp.float32) for x in leaves]
@@ -110,9 +111,9 @@ def flatten_obs(obs: PyTree, leading: int, width: int | None = None) -> Array:
 
 def _obs_width(spec: EnvSpec) -> int:
     """Return the length of the vector `flatten_obs` makes of one observation."""
-    if isinstance(spec.obs, DiscreteSpec):
-        return spec.obs.num_values
     leaves = jax.tree.leaves(spec.obs, is_leaf=lambda x: isinstance(x, ArraySpec | DiscreteSpec))
+    if len(leaves) == 1 and isinstance(leaves[0], DiscreteSpec):
+        return leaves[0].num_values
     return sum(math.prod(leaf.shape) for leaf in leaves)
 
 
