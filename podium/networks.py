@@ -354,5 +354,5 @@ def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 
 def _check_sizes(name: str, sizes: Sequence[int]) -> None:
-    if not sizes or any(size < 1 for size in sizes):
+    if not sizes or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
         raise ValueError(f"{name}={sizes} must be positive integers, at least one.")
