@@ -1,0 +1,267 @@
+"""Networks: shapes for every kind of spec, memory against a loop written out, and layout hints that change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podium import networks
+from podium.agents import ppo
+from podium.networks import ActorCritic, Network, actor_critic, batch_groups, flatten_obs, from_nnx, q_network
+from podium.ops.distributions import Categorical, DiagGaussian
+from podium.types import ArraySpec, DiscreteSpec, EnvSpec
+
+T, B = 5, 8
+OBS = {
+    "vector": ArraySpec((3,)),
+    "picture": ArraySpec((4, 4, 2), np.uint8, 0, 255),
+    "discrete": DiscreteSpec(6),
+    "dict": {"a": ArraySpec((3,)), "b": {"c": ArraySpec((2, 2), np.uint8), "d": DiscreteSpec(4), "e": ArraySpec(())}},
+    "scalar": ArraySpec((), np.float32),
+    "integer": ArraySpec((), np.int32),
+    "lone": {"only": DiscreteSpec(6)},
+}
+ACTIONS = {"discrete": DiscreteSpec(4), "box": ArraySpec((2,), np.float32, -1, 1)}
+
+
+def observations(spec: Any, *batch: int) -> Any:
+    rng = np.random.default_rng(0)
+
+    def draw(leaf: Any) -> jax.Array:
+        if isinstance(leaf, DiscreteSpec):
+            return jnp.asarray(rng.integers(leaf.num_values, size=batch), jnp.int32)
+        x = (
+            rng.integers(0, 255, (*batch, *leaf.shape))
+            if leaf.dtype != np.float32
+            else rng.normal(size=(*batch, *leaf.shape))
+        )
+        return jnp.asarray(x.astype(leaf.dtype))
+
+    return jax.tree.map(draw, spec, is_leaf=lambda x: isinstance(x, ArraySpec | DiscreteSpec))
+
+
+def firsts(probability: float = 0.3) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(1).random((T, B)) < probability)
+
+
+@pytest.mark.parametrize("memory", ["none", "gru"])
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("obs", OBS)
+def test_shapes_for_every_kind_of_spec(obs: str, action: str, memory: str) -> None:
+    spec = EnvSpec("test", OBS[obs], ACTIONS[action])
+    network = actor_critic((8,), memory=memory, memory_size=6)
+
+    def outputs(key: jax.Array) -> Any:
+        params = network.init(key, spec)
+        one, memory = network.apply(params, network.carry(B), observations(spec.obs, B), firsts()[0])
+        return one, network.unroll(params, network.carry(B), observations(spec.obs, T, B), firsts()), memory
+
+    one, many, carry = jax.eval_shape(outputs, jax.random.key(0))
+    assert one.value.shape == (B,) and many.value.shape == (T, B)
+    assert network.recurrent == (memory != "none")
+    assert jax.tree.map(jnp.shape, carry) == (() if memory == "none" else (B, 6))
+    for output, leading in ((one, (B,)), (many, (T, B))):
+        if action == "box":
+            assert isinstance(output.policy, DiagGaussian)
+            assert output.policy.mean.shape == (*leading, 2) and output.policy.log_std.shape == (2,)
+        else:
+            assert isinstance(output.policy, Categorical)
+            assert output.policy.logits.shape == (*leading, 4)
+
+
+def test_a_discrete_observation_is_one_hot() -> None:
+    np.testing.assert_array_equal(flatten_obs(jnp.array([2, 0]), 1, 3), [[0, 0, 1], [1, 0, 0]])
+
+
+@pytest.mark.parametrize(("obs", "values"), [("lone", range(6)), ("integer", range(6)), ("discrete", range(6))])
+def test_integers_are_told_apart(obs: str, values: range) -> None:
+    spec = EnvSpec("test", OBS[obs], DiscreteSpec(2))
+    network = q_network((8,))
+    params = network.init(jax.random.key(0), spec)
+    each = jax.tree.map(lambda _: jnp.array(values), spec.obs, is_leaf=lambda x: hasattr(x, "zeros"))
+    output = network.apply(params, (), each, jnp.zeros(6, bool))[0]
+    assert len(np.unique(np.asarray(output)[:, 0])) == 6
+
+
+def test_several_parts_are_laid_side_by_side() -> None:
+    obs = {"a": jnp.array([[1.5, 2.5]]), "b": jnp.array([[[3], [4]]], jnp.uint8), "c": jnp.array([5])}
+    np.testing.assert_array_equal(flatten_obs(obs, 1), [[1.5, 2.5, 3, 4, 5]])
+
+
+SPEC = EnvSpec("test", ArraySpec((3,)), DiscreteSpec(4))
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_unroll_is_repeated_apply_with_memory_zeroed_where_first(kind: str) -> None:
+    network = actor_critic((8,), memory=kind, memory_size=6)
+    params = network.init(jax.random.key(0), SPEC)
+    obs, first = observations(SPEC.obs, T, B), firsts()
+    first = first.at[0].set(jnp.arange(B) % 2 == 0)
+    start = jax.tree.map(lambda m: m + 0.7, network.carry(B))
+    apply, unroll = jax.jit(network.apply), jax.jit(network.unroll)
+    unrolled = jax.device_get(unroll(params, start, obs, first))
+    obs, first, start = jax.device_get((obs, first, start))
+    for b in range(3):
+        # Every environment alone; whoever begins an episode here is given zeros, and told nothing of `first`.
+        memory = jax.tree.map(lambda m: m[b : b + 1], start)  # noqa: B023
+        for t in range(T):
+            if first[t, b]:
+                memory = network.carry(1)
+            output, memory = apply(params, memory, obs[t, b : b + 1], jnp.zeros(1, bool))
+            np.testing.assert_allclose(unrolled.policy.logits[t, b], output.policy.logits[0], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(unrolled.value[t, b], output.value[0], rtol=1e-5, atol=1e-6)
+    # And by way of `first`, the whole batch.
+    memory = start
+    for t in range(T):
+        output, memory = apply(params, memory, obs[t], first[t])
+        np.testing.assert_allclose(unrolled.value[t], output.value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_memory_reaches_forward_to_the_next_first_and_no_further(kind: str) -> None:
+    network = actor_critic((8,), memory=kind, memory_size=6)
+    params = network.init(jax.random.key(0), SPEC)
+    obs, first = observations(SPEC.obs, T, B), jnp.zeros((T, B), bool).at[3, :4].set(True)
+    unroll = jax.jit(network.unroll)
+    before = unroll(params, network.carry(B), obs, first).value
+    after = unroll(params, network.carry(B), obs.at[1].add(1.0), first).value
+    changed = np.asarray(before != after)
+    np.testing.assert_array_equal(changed[:, :4], np.repeat([[False], [True], [True], [False], [False]], 4, 1))
+    np.testing.assert_array_equal(changed[:, 4:], np.repeat([[False], [True], [True], [True], [True]], 4, 1))
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_batch_groups_change_no_output_and_no_gradient(kind: str) -> None:
+    network = actor_critic((8,), memory=kind, memory_size=6)
+    params = network.init(jax.random.key(0), SPEC)
+    obs, first = observations(SPEC.obs, T, B), firsts()
+    start = jax.tree.map(lambda m: m + 0.3, network.carry(B))
+
+    def total(groups: int) -> Any:
+        def function(params: Any, start: Any) -> Any:
+            with batch_groups(groups):
+                output = network.unroll(params, start, obs, first)
+            return jnp.sum(jnp.square(output.value)) + jnp.sum(output.policy.entropy()), output
+
+        return jax.jit(jax.grad(function, (0, 1), has_aux=True))(params, start)
+
+    whole = total(1)
+    # 3 does not divide the batch: nothing is cut.
+    for groups in (4, 3):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), whole, total(groups))
+
+
+@pytest.mark.parametrize("outputs", range(1, networks.NARROW + 2))
+def test_a_narrow_head_is_a_matrix_product(outputs: int) -> None:
+    rng = np.random.default_rng(outputs)
+    x, weight = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((T, B, 7), (T, B, outputs)))
+    params = {"kernel": rng.normal(size=(7, outputs)), "bias": rng.normal(size=outputs)}
+    params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)
+
+    def both(function: Any) -> Any:
+        total = lambda params, x: (jnp.sum(weight * function(params, x)), function(params, x))  # noqa: E731
+        return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(params, x)
+
+    found = both(networks._apply_linear)
+    expected = both(lambda params, x: x @ params["kernel"] + params["bias"])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
+    if outputs == 1:
+        np.testing.assert_allclose(networks._apply_value(params, x), found[0][1][..., 0], rtol=1e-5, atol=1e-5)
+
+
+def test_the_initial_policy_is_nearly_uniform_and_the_init_orthogonal() -> None:
+    params = actor_critic((16,)).init(jax.random.key(0), SPEC)
+    kernel = np.asarray(params["policy"]["kernel"])
+    np.testing.assert_allclose(kernel.T @ kernel, 1e-4 * np.eye(4), atol=1e-8)
+    kernel = np.asarray(params["actor"]["params"]["Dense_0"]["kernel"])
+    np.testing.assert_allclose(kernel @ kernel.T, 2 * np.eye(3), atol=1e-5)
+
+
+def test_dueling_advantages_have_mean_0() -> None:
+    network = q_network((8,), dueling=True)
+    params = network.init(jax.random.key(0), SPEC)
+    obs, first = observations(SPEC.obs, B), jnp.zeros(B, bool)
+    values = network.unroll(params, (), obs, first)
+    assert values.shape == (B, 4)
+    shifted = {**params, "advantage": {**params["advantage"], "bias": params["advantage"]["bias"] + 5.0}}
+    np.testing.assert_allclose(network.unroll(shifted, (), obs, first), values, rtol=1e-4, atol=1e-5)
+
+
+def nnx_network() -> Network:
+    from flax import nnx
+
+    class Module(nnx.Module):
+        def __init__(self, key: jax.Array, spec: EnvSpec):
+            rngs = nnx.Rngs(key)
+            self.torso = nnx.Linear(spec.obs.shape[0], 8, rngs=rngs)
+            self.policy = nnx.Linear(8, spec.action.num_values, rngs=rngs)
+            self.value = nnx.Linear(8, 1, rngs=rngs)
+
+        def __call__(self, obs: jax.Array, leading: int) -> ActorCritic:
+            assert obs.ndim == leading + 1
+            x = jnp.tanh(self.torso(obs))
+            return ActorCritic(Categorical(self.policy(x)), self.value(x)[..., 0])
+
+    return from_nnx(Module)
+
+
+def test_an_nnx_module_acts_unrolls_and_has_gradients() -> None:
+    network = nnx_network()
+    params = jax.jit(lambda key: network.init(key, SPEC))(jax.random.key(0))
+    obs, first = observations(SPEC.obs, T, B), firsts()
+    output = jax.jit(network.unroll)(params, (), obs, first)
+    x = np.tanh(obs @ params["torso"]["kernel"] + params["torso"]["bias"])
+    np.testing.assert_allclose(output.value, (x @ params["value"]["kernel"])[..., 0], rtol=1e-4, atol=1e-5)
+    one, memory = jax.jit(network.apply)(params, (), obs[0], first[0])
+    assert memory == () and not network.recurrent
+    np.testing.assert_allclose(one.value, output.value[0], rtol=1e-4, atol=1e-5)
+
+    def total(params: Any) -> jax.Array:
+        output = network.unroll(params, (), obs, first)
+        return jnp.sum(output.value) + jnp.sum(output.policy.log_prob(jnp.zeros((T, B), jnp.int32)))
+
+    gradient = jax.jit(jax.grad(total))(params)
+    np.testing.assert_allclose(gradient["value"]["kernel"][:, 0], x.sum((0, 1)), rtol=1e-4, atol=1e-4)
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradient))
+
+
+def test_an_nnx_module_serves_ppo() -> None:
+    agent = ppo.make(ppo.Config(), network=nnx_network())
+    state = agent.init(jax.random.key(0), SPEC)
+    keys = jax.random.split(jax.random.key(1), B)
+    output = agent.act(keys, agent.actor(state), agent.carry(SPEC, B), observations(SPEC.obs, B), firsts()[0], False)
+    assert output.action.shape == (B,)
+
+
+@pytest.mark.parametrize("make", [actor_critic, q_network])
+@pytest.mark.parametrize(
+    "bad", [{"activation": "swish"}, {"hidden_sizes": ()}, {"hidden_sizes": (8, 0)}, {"hidden_sizes": (-1,)}], ids=str
+)
+def test_bad_fields_are_named(make: Any, bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        make(**bad)
+
+
+@pytest.mark.parametrize("bad", [{"memory": "rnn"}, {"memory": "gru", "memory_size": 0}], ids=str)
+def test_bad_memories_are_named(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{list(bad)[-1]}="):
+        actor_critic(**bad)
+
+
+@pytest.mark.parametrize("size", [1.5, "8", True])
+def test_sizes_that_are_no_integers_are_named(size: Any) -> None:
+    with pytest.raises(ValueError, match="hidden_sizes"):
+        actor_critic((size,))
+    with pytest.raises(ValueError, match="memory_size"):
+        actor_critic((8,), memory="gru", memory_size=size)
+
+
+def test_actions_that_do_not_fit_are_named() -> None:
+    with pytest.raises(ValueError, match=r"actions of test have shape \(2, 2\)"):
+        actor_critic((8,)).init(jax.random.key(0), EnvSpec("test", ArraySpec((3,)), ArraySpec((2, 2))))
+    with pytest.raises(ValueError, match="actions of test are continuous"):
+        q_network((8,)).init(jax.random.key(0), EnvSpec("test", ArraySpec((3,)), ArraySpec((2,))))
