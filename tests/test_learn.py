@@ -1,0 +1,196 @@
+"""The fold over minibatches: what every epoch visits, from which lane, in which order, and when an agent observes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podium.agent import Agent, Aux, Plan
+from podium.learn import choose_lanes, learn, plan_divides, python_scan, to_lanes
+from podium.testing import assert_compiles_once
+from podium.types import Trajectory
+
+T, B, EPOCHS, PARTS = 6, 16, 3, 2
+NUMBERS = np.arange(T * B).reshape(T, B)
+
+
+def trajectory() -> Trajectory:
+    """Return steps [T, B] whose obs is their number, and whose carry is the number of the environment."""
+    zeros = jnp.zeros((T, B))
+    no = zeros.astype(bool)
+    obs, carry = jnp.asarray(NUMBERS), jnp.arange(B)
+    return Trajectory(obs, zeros, zeros, no, no, obs, no, (), carry, carry, jnp.int32(0))
+
+
+def recorder(unit: str) -> Agent:
+    """Make an agent whose state lists what the minibatches held, and the calls, in order.
+
+    Rows of the record: the numbers of the steps; the environments of the memory where units are sequences.
+    """
+    updates, size = EPOCHS * PARTS, T * B // PARTS
+
+    def init(key: Any, spec: Any) -> Any:
+        steps = jnp.full((updates, size), -1)
+        return {"steps": steps, "envs": jnp.full((updates, B // PARTS), -1), "applied": 0, "observed": 0, "at": -1}
+
+    def plan(key: Any, state: Any, trajectory: Trajectory) -> Plan:
+        data = {"number": trajectory.obs, "wide": jnp.stack([trajectory.obs] * 2, -1)}
+        per_env = trajectory.carry if unit == "sequence" else ()
+        return Plan(data, per_env, EPOCHS, PARTS, unit)
+
+    def grad(key: Any, state: Any, minibatch: Any) -> Any:
+        data, envs = minibatch if unit == "sequence" else (minibatch, jnp.full(B // PARTS, -1))
+        assert data["number"].shape == ((T, B // PARTS) if unit == "sequence" else (size,))
+        intact = jnp.all(data["wide"] == data["number"][..., None])
+        return (data["number"].reshape(-1), envs), Aux({"intact": intact, "first": data["number"].reshape(-1)[0]})
+
+    def apply(state: Any, grads: Any) -> Any:
+        at = state["applied"]
+        steps, envs = state["steps"].at[at].set(grads[0]), state["envs"].at[at].set(grads[1])
+        return {**state, "steps": steps, "envs": envs, "applied": at + 1}
+
+    def observe(state: Any, trajectory: Trajectory) -> Any:
+        return {**state, "observed": state["observed"] + 1, "at": state["applied"]}
+
+    return Agent(init, lambda s: (), lambda *a: (), None, plan, grad, apply, observe)  # type: ignore[arg-type]
+
+
+@functools.cache
+def learned(unit: str, num_lanes: int, seed: int = 0, fold: Callable = jax.lax.scan) -> Any:
+    agent = recorder(unit)
+
+    def run(key: jax.Array, trajectory: Trajectory) -> Any:
+        state = jax.tree.map(jnp.asarray, agent.init(key, None))
+        return learn(key, agent, state, (), trajectory, num_lanes, fold)
+
+    return jax.device_get(jax.jit(run)(jax.random.key(seed), trajectory()))
+
+
+@pytest.mark.parametrize("num_lanes", [1, 4, 8])
+@pytest.mark.parametrize("unit", ["step", "sequence"])
+def test_every_step_is_visited_exactly_once_an_epoch(unit: str, num_lanes: int) -> None:
+    state, replay, metrics = learned(unit, num_lanes)
+    assert replay == () and metrics["intact"] == 1
+    epochs = state["steps"].reshape(EPOCHS, -1)
+    np.testing.assert_array_equal(np.sort(epochs), np.broadcast_to(np.arange(T * B), epochs.shape))
+    assert len(np.unique(epochs, axis=0)) == EPOCHS
+    assert (np.diff(epochs) != 1).any(1).all()
+
+
+@pytest.mark.parametrize("num_lanes", [1, 4, 8])
+@pytest.mark.parametrize("unit", ["step", "sequence"])
+def test_a_minibatch_takes_an_equal_share_of_every_lane(unit: str, num_lanes: int) -> None:
+    for minibatch in learned(unit, num_lanes).state["steps"]:
+        lanes = minibatch % B // (B // num_lanes)
+        np.testing.assert_array_equal(np.bincount(lanes), np.full(num_lanes, T * B // PARTS // num_lanes))
+
+
+def test_lanes_and_epochs_shuffle_independently() -> None:
+    state = learned("step", 4).state
+    inside = state["steps"].reshape(EPOCHS * PARTS, 4, -1)
+    # Where in its lane each step lies: four lanes, four orders.
+    time, env = inside // B, inside % B % 4
+    assert len(np.unique((time * 4 + env).reshape(-1, inside.shape[-1]), axis=0)) == EPOCHS * PARTS * 4
+    assert (learned("step", 4, seed=1).state["steps"] != state["steps"]).any()
+
+
+@pytest.mark.parametrize("num_lanes", [1, 4])
+def test_sequences_are_whole_in_order_and_keep_their_memory(num_lanes: int) -> None:
+    state = learned("sequence", num_lanes).state
+    for minibatch, envs in zip(state["steps"].reshape(-1, T, B // PARTS), state["envs"], strict=True):
+        np.testing.assert_array_equal(minibatch, NUMBERS[:, envs])
+
+
+@pytest.mark.parametrize("unit", ["step", "sequence"])
+def test_python_scan_is_lax_scan(unit: str) -> None:
+    jax.tree.map(np.testing.assert_array_equal, learned(unit, 4), learned(unit, 4, fold=python_scan))
+
+
+def test_an_agent_observes_once_after_the_last_apply() -> None:
+    state = learned("step", 4).state
+    assert (state["observed"], state["applied"], state["at"]) == (1, EPOCHS * PARTS, EPOCHS * PARTS)
+
+
+def test_metrics_are_means_over_minibatches() -> None:
+    result = learned("step", 4)
+    np.testing.assert_allclose(result.metrics["first"], result.state["steps"][:, 0].mean(), rtol=1e-6)
+
+
+def test_python_scan_stacks_outputs_of_any_structure() -> None:
+    step = lambda carry, x: (carry + x["a"], {"sum": carry + x["a"], "pair": (x["a"], x["b"])})  # noqa: E731
+    inputs = {"a": jnp.arange(4), "b": jnp.ones((4, 2))}
+    expected = jax.lax.scan(step, jnp.int32(0), inputs)
+    jax.tree.map(np.testing.assert_array_equal, python_scan(step, jnp.int32(0), inputs), expected)
+
+
+def test_learn_compiles_once() -> None:
+    agent = recorder("step")
+    function = jax.jit(lambda key, state, trajectory: learn(key, agent, state, (), trajectory, 4))
+    with assert_compiles_once(function):
+        state = jax.tree.map(jnp.asarray, agent.init(None, None))
+        for seed in range(2):
+            function(jax.random.key(seed), state, trajectory())
+
+
+def test_to_lanes_cuts_neighbours_in_order_of_time() -> None:
+    # Two lanes of two environments: steps 0 and 1, then 4 and 5; 2 and 3, then 6 and 7.
+    lanes = to_lanes(jnp.arange(8).reshape(2, 4), 2)
+    np.testing.assert_array_equal(lanes, [[0, 1, 4, 5], [2, 3, 6, 7]])
+    assert to_lanes(jnp.zeros((2, 4, 3, 1)), 2).shape == (2, 4, 3, 1)
+
+
+def anything(lanes: int) -> bool:
+    return True
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "num_devices", "requested", "divides", "lanes"),
+    [
+        (64, 1, None, anything, 8),
+        (64, 8, None, anything, 8),
+        (12, 1, None, anything, 4),
+        (12, 3, None, anything, 3),
+        (10, 2, None, anything, 2),
+        (7, 1, None, anything, 1),
+        (64, 16, None, anything, 16),
+        (64, 1, None, lambda lanes: lanes <= 2, 2),
+        (64, 1, 16, anything, 16),
+        (64, 4, 4, anything, 4),
+    ],
+)
+def test_chosen_lanes(num_envs: int, num_devices: int, requested: int | None, divides: Any, lanes: int) -> None:
+    assert choose_lanes(num_envs, num_devices, requested, divides) == lanes
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "num_devices", "requested", "divides", "words"),
+    [
+        (100, 8, None, anything, "num_envs=100 is not divisible by num_devices=8; use 96 or 104"),
+        (3, 8, None, anything, "num_envs=3 is not divisible by num_devices=8; use 8"),
+        (64, 1, 3, anything, "num_lanes=3 must divide num_envs=64"),
+        (64, 1, 0, anything, "num_lanes=0 must divide"),
+        (64, 4, 2, anything, "num_lanes=2 must .* be divisible by num_devices=4"),
+        (64, 4, None, lambda lanes: False, "minibatches do not divide; use more environments"),
+        (64, 4, 8, lambda lanes: lanes != 8, "in 8 lanes .* do not divide"),
+    ],
+)
+def test_lanes_that_cannot_be(num_envs: int, num_devices: int, requested: int | None, divides: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        choose_lanes(num_envs, num_devices, requested, divides)
+
+
+@pytest.mark.parametrize(
+    ("unit", "parts", "num_lanes", "divides"),
+    # A lane of 4 has 4 environments and 24 steps.
+    [("step", 4, 4, True), ("step", 24, 4, True), ("step", 5, 4, False), ("step", 48, 4, False)]
+    + [("sequence", 4, 4, True), ("sequence", 8, 4, False), ("sequence", 3, 4, False), ("sequence", 1, 16, True)],
+)
+def test_a_plan_says_which_lanes_divide_it(unit: str, parts: int, num_lanes: int, divides: bool) -> None:
+    data = jax.ShapeDtypeStruct((T, B, 2), jnp.float32)
+    assert plan_divides(recorder(unit), Plan(data, (), 1, parts, unit), num_lanes) == divides
