@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -41,7 +42,9 @@ def load(
     folder = RunFolder.open(run_dir)
     env = load_env(folder) if env is None else env
     agent = _load_agent(folder) if agent is None else agent
-    seeds = int(folder.config["seeds"])
+    seeds = folder.config.get("seeds")
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
+        raise ValueError(f"The config of {folder.path} has seeds={seeds!r}, where a positive integer should be.")
     if not 0 <= seed < seeds:
         raise ValueError(f"seed={seed} is none of the run's {seeds} seeds; use 0 to {seeds - 1}.")
 
@@ -69,18 +72,27 @@ def load_env(folder: RunFolder) -> Env:
     """
     from podium import envs
 
-    record = folder.config["env"]
+    name, options = _read_record(folder, "env", "options")
     try:
-        return envs.make(record["name"], **(record["options"] or {}))
-    except ValueError as error:
+        return envs.make(name, **options)
+    except (TypeError, ValueError) as error:  # TypeError: an option of the wrong type.
         raise ValueError(f"The environment of {folder.path} cannot be made by name; pass env=. {error}") from error
 
 
 def _load_agent(folder: RunFolder) -> Agent:
     from podium import agents
 
-    record = folder.config["agent"]
+    name, config = _read_record(folder, "agent", "config")
     try:
-        return agents.make(record["name"], record["config"])
-    except ValueError as error:
+        return agents.make(name, config)
+    except (TypeError, ValueError) as error:
         raise ValueError(f"The agent of {folder.path} cannot be made by name; pass agent=. {error}") from error
+
+
+def _read_record(folder: RunFolder, field: str, details: str) -> tuple[str, dict[str, Any]]:
+    """Return the name under which the run's agent or environment was made, and with what; check what a file can say."""
+    record = folder.config.get(field)
+    known = isinstance(record, dict) and isinstance(record.get("name"), str)
+    if not known or not isinstance(record.get(details), (dict, type(None))):
+        raise ValueError(f"The config of {folder.path} names no {field} in the form podium writes; pass {field}=.")
+    return record["name"], record.get(details) or {}

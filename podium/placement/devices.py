@@ -26,9 +26,7 @@ def request_devices(number: int) -> str | None:
     """
     _check_number(number)
     if number == 1 or getattr(jax.config, "jax_num_cpu_devices", None) == number:
-        return (
-            None  # Asked for before, and said so then; JAX refuses a change once it has started, but not a repetition.
-        )
+        return None  # Asked for before, and said so then. JAX, once started, refuses a change but no repetition.
     try:
         jax.config.update("jax_num_cpu_devices", number)
     except RuntimeError:
