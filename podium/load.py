@@ -91,8 +91,9 @@ def _load_agent(folder: RunFolder) -> Agent:
 
 def _read_record(folder: RunFolder, field: str, details: str) -> tuple[str, dict[str, Any]]:
     """Return the name under which the run's agent or environment was made, and with what; check what a file can say."""
-    record = folder.config.get(field)
-    known = isinstance(record, dict) and isinstance(record.get("name"), str)
-    if not known or not isinstance(record.get(details), (dict, type(None))):
-        raise ValueError(f"The config of {folder.path} names no {field} in the form podium writes; pass {field}=.")
-    return record["name"], record.get(details) or {}
+    record: Any = folder.config.get(field)
+    if isinstance(record, dict):
+        name, found = record.get("name"), record.get(details)
+        if isinstance(name, str) and isinstance(found, (dict, type(None))):
+            return name, found or {}
+    raise ValueError(f"The config of {folder.path} names no {field} in the form podium writes; pass {field}=.")
