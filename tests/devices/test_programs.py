@@ -1,0 +1,230 @@
+"""The compiled program on several devices: what it communicates, what it copies, how often it is compiled."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import podium
+from podium import envs
+from podium.agents import dqn, ppo
+
+FORBIDDEN = ("all-gather", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
+NUM_ENVS = 16
+
+
+def small_ppo(**changes: Any) -> Any:
+    return ppo.make(ppo.Config(hidden_sizes=(16,), num_epochs=2, num_minibatches=2, learning_rate=1e-3, **changes))
+
+
+def small_dqn(**changes: Any) -> Any:
+    settings = {"buffer_capacity": 2048, "min_replay_size": 512} | changes
+    return dqn.make(dqn.Config(hidden_sizes=(16,), batch_size=32, num_updates=2, learning_rate=1e-3, **settings))
+
+
+# Agent, environment, rollout length (an odd one, to know its loops by), and the most all-reduces there may be.
+CASES: dict[str, tuple[Callable[[], Any], str, int, int]] = {
+    "ppo": (small_ppo, "podium/Catch", 7, 8),
+    "ppo-gru": (lambda: small_ppo(memory="gru", memory_size=16), "podium/RepeatFirst", 7, 8),
+    "ppo-continuous": (small_ppo, "Pendulum-v1", 7, 8),
+    "ppo-normalized": (lambda: small_ppo(normalize_obs=True, normalize_reward=True), "CartPole-v1", 7, 14),
+    "dqn": (lambda: small_dqn(n_step=3, dueling=True), "podium/Catch", 4, 5),
+}
+
+_programs: dict[str, Any] = {}
+
+
+def build(name: str) -> Any:
+    """Build the case on 8 devices, once a session."""
+    if name not in _programs:
+        make, env, length, _ = CASES[name]
+        _programs[name] = podium.Anakin(8).build(
+            make(), envs.make(env), num_envs=NUM_ENVS, rollout_length=length, max_updates=4
+        )
+    return _programs[name]
+
+
+# Reading the compiled text.
+
+
+def computations(text: str) -> dict[str, list[str]]:
+    """Return the instructions of every computation by its name."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for line in text.splitlines():
+        header = re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{\s*$", line)
+        if header and not line.startswith(" "):
+            name = header.group(1)
+            found[name] = []
+        elif name and line.startswith(" "):
+            found[name].append(line)
+    return found
+
+
+def collectives(lines: list[str]) -> list[str]:
+    """Return the kinds of collectives among instructions; a start and its done are one."""
+    pattern = (
+        r"= .*?\s(all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter|collective-broadcast)(?:-start)?\("
+    )
+    return [match.group(1) for line in lines if (match := re.search(pattern, line))]
+
+
+def called(line: str) -> list[str]:
+    names = re.findall(r"(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)", line)
+    branches = re.search(r"branch_computations=\{([^}]*)\}", line)
+    return names + ([name.strip().lstrip("%") for name in branches.group(1).split(",")] if branches else [])
+
+
+def depth_of_collectives(text: str) -> list[int]:
+    """Return for every collective the number of `while` loops that it stands in.
+
+    The chunk is a loop over updates (1), learning a loop over minibatches in it (2); a loop over time inside the
+    gradient would be the third.
+    """
+    bodies = computations(text)
+    entry = re.search(r"^ENTRY %?([\w.\-]+)", text, re.MULTILINE)
+    assert entry is not None
+    depths: list[int] = []
+
+    def walk(name: str, depth: int) -> None:
+        for line in bodies[name]:
+            depths.extend([depth] * len(collectives([line])))
+            inside = depth + (" while(" in line)
+            for callee in called(line):
+                if callee in bodies:
+                    walk(callee, inside)
+
+    walk(entry.group(1), 0)
+    return depths
+
+
+def test_the_reader_finds_collectives_in_loops() -> None:
+    """Held against a program of which it is known: a sum over devices in a loop in a loop, and one outside."""
+    from jax.sharding import PartitionSpec as P
+
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def local(x: Any, n: Any) -> Any:
+        inner = lambda i, y: y * 0.5 + jax.lax.psum(y, "x")  # noqa: E731
+        y = jax.lax.fori_loop(0, n, lambda i, y: jax.lax.fori_loop(0, n + i, inner, y), x)
+        return jax.lax.psum(y, "x")
+
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(P("x"), P()), out_specs=P(), check_vma=False)
+    text = jax.jit(mapped).lower(np.ones(8, np.float32), np.int32(3)).compile().as_text()
+    assert sorted(depth_of_collectives(text)) == [0, 2]
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_gradient_sums_are_all_that_crosses(name: str) -> None:
+    text = build(name).compiled_text()
+    for kind in FORBIDDEN:
+        assert not re.search(rf"\s{kind}(-start)?\(", text), kind
+    depths = depth_of_collectives(text)
+    assert 1 <= len(depths) <= CASES[name][3], depths
+    assert len(depths) == len(collectives(text.splitlines())), "the reader missed some"
+    # In the loop over updates and the loop over minibatches, and never in one over time.
+    assert max(depths) <= 2, depths
+
+
+def test_without_groups_the_gru_would_sum_in_every_step_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above can fail: with the layout hint taken away, sums stand in the backward loop over time."""
+    import contextlib
+
+    monkeypatch.setattr("podium.placement.anakin.batch_groups", lambda groups: contextlib.nullcontext())
+    make, env, length, _ = CASES["ppo-gru"]
+    program = podium.Anakin(8).build(make(), envs.make(env), num_envs=NUM_ENVS, rollout_length=length, max_updates=4)
+    assert max(depth_of_collectives(program.compiled_text())) == 3
+
+
+def total_bytes(tree: Any) -> int:
+    """Return the bytes of a device's share of abstract arrays with shardings."""
+    total = 0
+    for leaf in jax.tree.leaves(tree):
+        shape = leaf.sharding.shard_shape(leaf.shape)
+        size = 8 if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf.dtype.itemsize
+        total += int(np.prod(shape)) * size
+    return total
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.slow)])
+def test_the_state_is_donated_and_the_buffer_never_copied(devices: int) -> None:
+    agent = small_dqn(buffer_capacity=200_000)
+    program = podium.Anakin(devices).build(
+        agent, envs.make("podium/Catch"), num_envs=NUM_ENVS, rollout_length=4, max_updates=4
+    )
+    memory = program.memory_analysis()
+    state = program.abstract_state()
+    buffer = total_bytes(state.replay)
+    assert buffer > 200_000 * 400 / devices  # One observation of Catch is 100 numbers of four bytes.
+    assert memory.alias_size_in_bytes >= total_bytes(state)
+    assert memory.temp_size_in_bytes < 0.1 * buffer
+
+
+def test_the_old_state_is_consumed() -> None:
+    program = build("dqn")
+    before = program.init(0)
+    program.chunk(before, 1)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before.replay))
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_no_chunk_of_any_length_compiles_again(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    program = build(name)
+    state, _ = program.chunk(program.init(0), 4)
+    with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
+        for length in (1, 4, 3, 2, 4):
+            state, metrics = program.chunk(state, length)
+            assert len(metrics["loss"]) == length
+    compiled = [record.getMessage() for record in caplog.records if "Finished XLA compilation" in record.getMessage()]
+    # On the host `jnp.int32(n)` and its like are programs too, each of one instruction.
+    assert not [message for message in compiled if "chunk" in message or "seeds" in message], compiled
+    assert program.update_count(state) == 18
+
+
+@pytest.mark.parametrize("length", [0, 5, -1])
+def test_a_chunk_of_a_length_it_was_not_built_for_is_refused(length: int) -> None:
+    program = build("ppo")
+    with pytest.raises(ValueError, match=f"num_updates={length} must lie between 1 and max_updates=4"):
+        program.chunk(program.init(0), length)
+
+
+# Independent seeds.
+
+
+def start_one(program: Any, key: Any) -> Any:
+    """Return the first state of a program of one seed, from a key."""
+    return jax.jit(program._start, out_shardings=program._shardings)(key)
+
+
+@pytest.mark.parametrize(
+    ("name", "seeds", "devices"),
+    [
+        ("ppo", 8, 8),
+        pytest.param("dqn", 8, 8, marks=pytest.mark.slow),
+        pytest.param("ppo", 3, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_seeds_are_runs_of_their_own(name: str, seeds: int, devices: int) -> None:
+    make, env_name, _, _ = CASES[name]
+    agent, env, updates = make(), envs.make(env_name), 4
+    sizes: dict[str, Any] = {"num_envs": NUM_ENVS, "rollout_length": 8, "num_lanes": 8, "max_updates": updates}
+    together = podium.Anakin(devices).build(agent, env, seeds=seeds, **sizes)
+    if seeds % devices == 0:
+        assert not collectives(together.compiled_text().splitlines())
+    state, metrics = together.chunk(together.init(5), updates)
+    params = jax.device_get(agent.actor(state.agent))
+    assert metrics["loss"].shape == (updates, seeds)
+    alone = podium.Anakin(1).build(agent, env, **sizes)
+    for seed in {0, 1, seeds - 1}:
+        one, row = alone.chunk(start_one(alone, jax.random.fold_in(jax.random.key(5), seed)), updates)
+        expected = jax.device_get(agent.actor(one.agent))
+        for x, y in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(np.asarray(x)[seed], y, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(metrics["loss"][:, seed], row["loss"], rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(metrics["episodes"][:, seed], row["episodes"])
