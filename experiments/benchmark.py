@@ -351,7 +351,9 @@ def _in_process(flags: ScalingFlags, devices: int, num_envs: int, num_steps: int
         if value is not None:
             parts = value if isinstance(value, tuple) else (value,)
             command += [f"--{name.replace('_', '-')}", *map(str, parts)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    # Also where podium is used from a checkout, without installation.
+    path = os.pathsep.join(filter(None, [str(Path(podium.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise ValueError(f"devices={devices} could not be measured: {last[0]}")
