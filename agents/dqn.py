@@ -57,8 +57,8 @@ class Config:
     """Probability of a random action after the decay, 0 to epsilon_start."""
     epsilon_decay_steps: int = 25_000
     """Environment steps over which that probability falls linearly, 1 or more."""
-    huber_delta: float = 1.0
-    """TD error beyond which the loss grows linearly, above 0."""
+    huber_delta: float = 10.0
+    """TD error beyond which the loss grows linearly, above 0. With values around 100, 1 lets CartPole diverge."""
     max_grad_norm: float = 10.0
     """Bound on the global norm of the gradient; 0 leaves it unbounded."""
     adam_eps: float = 1e-5
@@ -99,6 +99,9 @@ def loss(config: Config, values: Values, batch: Batch) -> tuple[Array, Aux]:
 
         y = R + discount * Q_target(s', argmax_a Q(s', a))        (van Hasselt et al. 2016, eq. 4; without `double`
                                                                    the argmax is of Q_target)
+
+    A `huber_delta` far below the size of values makes this a regression to the median of targets, not their mean:
+    where a tenth of the targets are terminations that the network can hardly tell apart, values then run away.
 
     Args:
       config: hyperparameters.

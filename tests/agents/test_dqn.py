@@ -19,7 +19,7 @@ from podium.replay import Batch
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, Trajectory
 
 SPEC = EnvSpec("test", ArraySpec((4,)), DiscreteSpec(3))
-SMALL = dqn.Config(batch_size=16, buffer_capacity=256, min_replay_size=32, hidden_sizes=(8,))
+SMALL = dqn.Config(batch_size=16, buffer_capacity=256, min_replay_size=32, hidden_sizes=(8,), huber_delta=1.0)
 
 
 def batch(**fields: object) -> Batch:
@@ -51,7 +51,7 @@ VALUES = dqn.Values(
     [(True, [1.0, 0.5], (0.5 + 0.125) / 2), (False, [2.0, 0.5], (1.5 + 0.125) / 2)],
 )
 def test_loss_by_hand(double: bool, td_error: list[float], expected: float) -> None:
-    total, aux = dqn.loss(dqn.Config(double=double), VALUES, batch())
+    total, aux = dqn.loss(dqn.Config(double=double, huber_delta=1.0), VALUES, batch())
     np.testing.assert_allclose(total, expected)
     np.testing.assert_allclose(aux.priorities, td_error)
     np.testing.assert_allclose(aux.metrics["q_mean"], (3 + 1.5) / 2)
@@ -66,16 +66,18 @@ def test_huber_delta_is_used() -> None:
 
 
 def test_rows_without_weight_are_left_out_and_others_weighted() -> None:
-    total, aux = dqn.loss(dqn.Config(), VALUES, batch(weight=jnp.array([0.0, 1.0])))
+    total, aux = dqn.loss(dqn.Config(huber_delta=1.0), VALUES, batch(weight=jnp.array([0.0, 1.0])))
     np.testing.assert_allclose(total, 0.125)
     np.testing.assert_allclose(aux.metrics["q_mean"], 1.5)
-    total, _ = dqn.loss(dqn.Config(), VALUES, batch(weight=jnp.array([0.5, 1.0])))
+    total, _ = dqn.loss(dqn.Config(huber_delta=1.0), VALUES, batch(weight=jnp.array([0.5, 1.0])))
     np.testing.assert_allclose(total, (0.5 * 0.5 + 0.125) / 2)
 
 
 def test_gradient_moves_the_chosen_value_only_and_not_the_target() -> None:
     def total(value: jax.Array, next_target_value: jax.Array) -> jax.Array:
-        return dqn.loss(dqn.Config(), VALUES._replace(value=value, next_target_value=next_target_value), batch())[0]
+        return dqn.loss(
+            dqn.Config(huber_delta=1.0), VALUES._replace(value=value, next_target_value=next_target_value), batch()
+        )[0]
 
     by_value, by_target = jax.grad(total, (0, 1))(VALUES.value, VALUES.next_target_value)
     # d/dQ of the mean Huber loss: -clip(error, -1, 1) / 2 at the chosen action.
