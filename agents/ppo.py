@@ -261,6 +261,9 @@ def _zeros(spec: EnvSpec) -> PyTree:
 def _check(config: Config) -> None:
     positive = ("learning_rate", "num_epochs", "num_minibatches", "clip_epsilon", "adam_eps")
     not_negative = ("anneal_steps", "value_clip", "value_coef", "entropy_coef", "max_grad_norm", "target_kl")
+    for name in ("num_epochs", "num_minibatches"):
+        if not isinstance(getattr(config, name), int):
+            raise ValueError(f"{name}={getattr(config, name)} must be an integer.")
     for name in positive:
         if not getattr(config, name) > 0:
             raise ValueError(f"{name}={getattr(config, name)} must be greater than 0.")
