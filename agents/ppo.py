@@ -19,7 +19,7 @@ from podium.agent import ActOutput, Agent, Aux, Plan
 from podium.networks import ActorCritic, Network, actor_critic
 from podium.ops import returns, statistics
 from podium.ops.statistics import RunningStats, masked_mean
-from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
+from podium.types import Array, DiscreteSpec, EnvSpec, Key, Metrics, PyTree, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +161,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
       an `Agent`.
 
     Raises:
-      ValueError: for a field out of range.
+      ValueError: for a field out of range; from `init`, for `normalize_obs` with discrete observations.
     """
     _check(config)
     if network is None:
@@ -170,6 +170,11 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=config.adam_eps)))
 
     def init(key: Key, spec: EnvSpec) -> State:
+        leaves = jax.tree.leaves(spec.obs)
+        if config.normalize_obs and len(leaves) == 1 and isinstance(leaves[0], DiscreteSpec):
+            raise ValueError(
+                f"normalize_obs=True: the observations of {spec.name} are discrete and become one-hot; leave it out."
+            )
         params = network.init(key, spec)
         obs_stats = statistics.init_stats(_zeros(spec)) if config.normalize_obs else None
         return_stats = statistics.init_stats(jnp.zeros(())) if config.normalize_reward else None
