@@ -149,11 +149,11 @@ def test_a_second_rollout_goes_on_where_the_first_stopped() -> None:
 
 
 def test_a_python_loop_gives_the_same() -> None:
-    state, key = start(jnp.arange(B)), jax.random.key(1)
-    run = jax.jit(
-        lambda fold: rollout(key, counter(), ENV, jnp.float32(3), state, 2, jnp.int32(5), fold), static_argnums=0
-    )
-    found, expected = run(python_scan), run(jax.lax.scan)
+    @functools.partial(jax.jit, static_argnums=2)
+    def run(key: jax.Array, state: Any, fold: Any) -> Any:
+        return rollout(key, counter(), ENV, jnp.float32(3), state, 2, jnp.int32(5), fold)
+
+    found, expected = (run(jax.random.key(1), start(jnp.arange(B)), fold) for fold in (python_scan, jax.lax.scan))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected)
 
 
