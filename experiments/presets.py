@@ -68,6 +68,7 @@ PPO: dict[str, Preset] = {
             "num_steps": 500_000,
             "learning_rate": 2.5e-3,
         },
+        "a rate that stays constant, by evaluations of 8 seeds (all 500 from 200,000 steps on).",
     ),
     "acrobot": Preset(
         "Acrobot-v1",
@@ -115,18 +116,22 @@ PPO: dict[str, Preset] = {
 DQN: dict[str, Preset] = {
     "cartpole": Preset(
         "CartPole-v1",
-        "Rejax's DQN defaults (0.1.3: 10 environments, 5 updates of 100 per 10 steps), in sizes that 8 devices divide.",
+        "CleanRL's dqn.py for network and batch; the rest from this project's trials.",
         {
             "num_envs": 16,
             "rollout_length": 1,
             "num_steps": 500_000,
-            "learning_rate": 1e-3,
+            "learning_rate": 3e-4,
+            "n_step": 3,
             "batch_size": 128,
-            "num_updates": 4,
-            "buffer_capacity": 50_000,
+            "num_updates": 1,
+            "buffer_capacity": 200_000,
             "min_replay_size": 1_000,
             "target_update_period": 200,
+            "epsilon_decay_steps": 50_000,
+            "hidden_sizes": (120, 84),
         },
+        "rate, n-step and target period, by evaluations of 8 seeds; a period of 30 to 100 lets the values run away.",
     ),
     "catch": Preset(
         "podium/Catch",
