@@ -1,0 +1,67 @@
+"""Agents learn what they should: thresholds on greedy evaluation over 128 episodes, several seeds in one program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import podium
+from podium.agent import Agent
+from podium.agents import dqn, ppo
+
+pytestmark = [pytest.mark.learning, pytest.mark.timeout(1800)]
+
+
+def eval_returns(agent: Agent, env: str, seeds: int, **sizes: Any) -> list[float]:
+    """Return the evaluation of each seed after training on one device."""
+    result = podium.train(agent, env, seeds=seeds, eval_every=0, placement=podium.Anakin(1), progress=False, **sizes)
+    assert result.interrupted is None, "stopped from outside, which says nothing about learning"
+    print(f"{agent.name} {env}: {result.summary['eval_return']}")
+    return result.summary["eval_return"]
+
+
+def test_ppo_solves_cartpole_with_every_seed() -> None:
+    agent = ppo.make(ppo.Config(learning_rate=2.5e-3, anneal_steps=500_000))
+    returns = eval_returns(agent, "CartPole-v1", 8, num_steps=500_000, num_envs=16, rollout_length=128)
+    assert sum(value >= 475 for value in returns) == 8, returns
+
+
+def test_dqn_solves_cartpole_with_seven_seeds_of_eight() -> None:
+    config = dqn.Config(
+        learning_rate=3e-4,
+        n_step=3,
+        batch_size=128,
+        buffer_capacity=200_000,
+        target_update_period=200,
+        epsilon_decay_steps=50_000,
+        hidden_sizes=(120, 84),
+    )
+    agent = dqn.make(config)
+    returns = eval_returns(agent, "CartPole-v1", 8, num_steps=500_000, num_envs=16, rollout_length=1)
+    assert sum(value >= 475 for value in returns) >= 7, returns
+
+
+def test_ppo_swings_the_pendulum_up() -> None:
+    config = ppo.Config(
+        learning_rate=1e-3, gamma=0.9, num_epochs=10, num_minibatches=16, entropy_coef=0.0, normalize_reward=True
+    )
+    returns = eval_returns(ppo.make(config), "Pendulum-v1", 3, num_steps=500_000, num_envs=16, rollout_length=256)
+    assert min(returns) > -200, returns
+
+
+def test_ppo_solves_acrobot() -> None:
+    config = ppo.Config(learning_rate=1e-3, anneal_steps=500_000, gae_lambda=0.94, entropy_coef=0.0, normalize_obs=True)
+    returns = eval_returns(ppo.make(config), "Acrobot-v1", 3, num_steps=500_000, num_envs=16, rollout_length=256)
+    assert min(returns) > -100, returns
+
+
+def test_memory_solves_what_no_memory_can() -> None:
+    """Name one of three cues after it went out of sight: at best 1 in 3 without memory."""
+    sizes = {"num_steps": 300_000, "num_envs": 64, "rollout_length": 64}
+    with_memory, without = (
+        eval_returns(ppo.make(ppo.Config(learning_rate=1e-3, memory=memory)), "podium/RepeatFirst", 3, **sizes)
+        for memory in ("gru", "none")
+    )
+    assert min(with_memory) > 0.95, with_memory
+    assert max(without) < 0.6, without
