@@ -215,7 +215,9 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         steps = trajectory.reward.size if trajectory.valid is None else jnp.sum(trajectory.valid)
         return state._replace(env_steps=state.env_steps + steps)
 
-    return Agent(init, actor, carry, act, plan, grad, apply, observe, replay=buffer, name="dqn", config=config)
+    return Agent(
+        init, actor, carry, act, plan, grad, apply, observe, buffer, rollout_length=1, name="dqn", config=config
+    )
 
 
 def _select(value: Array, action: Array) -> Array:
