@@ -83,7 +83,7 @@ def test_integers_are_told_apart(obs: str, values: range) -> None:
     network = q_network((8,))
     params = network.init(jax.random.key(0), spec)
     each = jax.tree.map(lambda _: jnp.array(values), spec.obs, is_leaf=lambda x: hasattr(x, "zeros"))
-    output = network.apply(params, (), each, jnp.zeros(6, bool))[0]
+    output = jax.jit(network.apply)(params, (), each, jnp.zeros(6, bool))[0]
     assert len(np.unique(np.asarray(output)[:, 0])) == 6
 
 
@@ -211,6 +211,7 @@ def nnx_network() -> Network:
 
 def test_an_nnx_module_acts_unrolls_and_has_gradients() -> None:
     network = nnx_network()
+    # Made under jit, as placements do: nothing traced may stay behind.
     params = jax.jit(lambda key: network.init(key, SPEC))(jax.random.key(0))
     obs, first = observations(SPEC.obs, T, B), firsts()
     output = jax.jit(network.unroll)(params, (), obs, first)

@@ -133,7 +133,7 @@ def test_targets_are_the_slow_loop(kind: dict[str, Any]) -> None:
     if r.state.obs_stats is not None:
         obs = (obs - r.state.obs_stats.mean) / (np.asarray(r.state.obs_stats.std()) + 1e-8)
     # Every observation reached, with the memory as it was after the step, and no episode begun.
-    output, _ = network.apply(r.state.params, flat(t.extras.memory), flat(obs), jnp.zeros(T * B, bool))
+    output, _ = jax.jit(network.apply)(r.state.params, flat(t.extras.memory), flat(obs), jnp.zeros(T * B, bool))
     reached, value = np.asarray(output.value).reshape(T, B), t.extras.value
     advantage = np.zeros((T, B))
     for b in range(B):
@@ -224,7 +224,7 @@ def test_the_gradient_of_the_ratio_is_cut_by_the_clip(ratio: float, advantage: f
     config = ppo.Config(normalize_advantage=False, entropy_coef=0.0)
     one, two = jnp.ones(1), jnp.zeros((1, 2))
     batch = ppo.Batch(one, one > 2, jnp.zeros(1, int), jnp.log(0.5 * one / ratio), one, advantage * one, one, None)
-    gradient = jax.grad(lambda logits: ppo.loss(config, ActorCritic(Categorical(logits), one), batch)[0])(two)
+    gradient = jax.jit(jax.grad(lambda x: ppo.loss(config, ActorCritic(Categorical(x), one), batch)[0]))(two)
     assert (np.asarray(gradient) == 0).all() == cut
 
 
@@ -239,7 +239,7 @@ def test_value_clipping_by_hand(clip: float, target: float, loss: float, gradien
     one, policy = jnp.ones(1), Categorical(jnp.zeros((1, 2)))
     batch = ppo.Batch(one, one > 2, jnp.zeros(1, int), jnp.log(0.5 * one), 0 * one, one, target * one, None)
     function = lambda value: ppo.loss(config, ActorCritic(policy, value), batch)  # noqa: E731
-    found, metrics = jax.grad(function, has_aux=True)(one)
+    found, metrics = jax.jit(jax.grad(function, has_aux=True))(one)
     np.testing.assert_allclose(metrics["value_loss"], loss, rtol=1e-6)
     np.testing.assert_allclose(found, [gradient], atol=1e-6)
 
@@ -309,7 +309,7 @@ def test_a_divergence_above_the_target_stops_until_the_next_iteration() -> None:
     assert not bool(resumed.stopped)
     assert parameters_differ(apply(resumed, near).params, r.state.params)
     # Without a target nothing stops.
-    assert parameters_differ(r.agent.apply(r.state, far).params, r.state.params)
+    assert parameters_differ(jax.jit(r.agent.apply)(r.state, far).params, r.state.params)
 
 
 def test_an_iteration_ends_with_the_update_before_the_target_was_passed() -> None:
@@ -351,7 +351,7 @@ def test_the_gradient_norm_is_bounded() -> None:
     large = jax.tree.map(lambda g: 1e3 * g, r.gradient[0].params)
     for bound in (0.5, 0.0):
         agent = make(max_grad_norm=bound)
-        state = agent.apply(agent.init(jax.random.key(0), r.env.spec), ppo.Grads(large, jnp.float32(0)))
+        state = jax.jit(agent.apply)(r.start, ppo.Grads(large, jnp.float32(0)))
         leaves = [x for x in jax.tree.leaves(state.opt_state) if jnp.issubdtype(x.dtype, jnp.inexact)]
         whole = np.sqrt(sum(np.square(x).sum() for x in jax.tree.leaves(large)))
         np.testing.assert_allclose(np.linalg.norm(leaves[0]), 0.1 * (bound or whole), rtol=1e-3)
@@ -362,11 +362,12 @@ def test_acting_greedily_takes_the_mode() -> None:
         r = run(**kind)
         keys = jax.random.split(jax.random.key(0), B)
         params = r.agent.actor(r.state)
-        outputs = [r.agent.act(keys, params, (), r.first.obs[0], r.first.first[0], True) for _ in range(2)]
+        act = jax.jit(r.agent.act, static_argnums=5)
+        outputs = [act(keys, params, (), r.first.obs[0], r.first.first[0], True) for _ in range(2)]
         assert_same(*outputs)
         output = outputs[0]
         assert output.action.shape == r.first.action.shape[1:]
-        sampled = r.agent.act(keys, params, (), r.first.obs[0], r.first.first[0], False)
+        sampled = act(keys, params, (), r.first.obs[0], r.first.first[0], False)
         assert (output.extras.log_prob >= sampled.extras.log_prob).all()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,19 @@ from podium.ops.distributions import Categorical, DiagGaussian
 
 T, B = 3, 4
 SHAPES = [(B,), (T, B)]
+
+
+@jax.jit
+def everything(policy: Any, other: Any, action: jax.Array) -> dict[str, jax.Array]:
+    """Return what a distribution has to say, in one program."""
+    return {
+        "log_prob": policy.log_prob(action),
+        "entropy": policy.entropy(),
+        "kl": policy.kl(other),
+        "kl_of_itself": policy.kl(policy),
+        "mode": policy.mode(),
+        "log_probs": policy.log_probs() if isinstance(policy, Categorical) else None,
+    }
 
 
 def categorical(shape: tuple[int, ...], num_actions: int = 5, seed: int = 0) -> tuple[Categorical, np.ndarray]:
@@ -36,14 +51,15 @@ def test_categorical_is_that_of_scipy(shape: tuple[int, ...], num_actions: int) 
     other, other_probs = categorical(shape, num_actions, seed=1)
     action = np.random.default_rng(2).integers(num_actions, size=shape)
     expected = np.log(np.take_along_axis(probs, action[..., None], -1))[..., 0]
-    np.testing.assert_allclose(policy.log_prob(jnp.asarray(action)), expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(policy.log_probs(), np.log(probs), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(policy.entropy(), stats.entropy(probs, axis=-1), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(policy.kl(other), stats.entropy(probs, other_probs, axis=-1), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(policy.kl(policy), 0, atol=1e-6)
-    np.testing.assert_array_equal(policy.mode(), probs.argmax(-1))
-    assert policy.log_prob(jnp.asarray(action)).shape == policy.entropy().shape == policy.mode().shape == shape
-    assert policy.mode().dtype == jnp.int32
+    found = everything(policy, other, jnp.asarray(action))
+    np.testing.assert_allclose(found["log_prob"], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["log_probs"], np.log(probs), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["entropy"], stats.entropy(probs, axis=-1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["kl"], stats.entropy(probs, other_probs, axis=-1), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found["kl_of_itself"], np.zeros(shape), atol=1e-6)
+    np.testing.assert_array_equal(found["mode"], probs.argmax(-1))
+    assert found["log_prob"].shape == found["entropy"].shape == found["mode"].shape == shape
+    assert found["mode"].dtype == jnp.int32
 
 
 def test_categorical_of_extreme_logits_is_finite() -> None:
@@ -94,19 +110,20 @@ def test_an_environment_draws_by_its_own_key_alone(kind: str) -> None:
 def test_gaussian_is_that_of_scipy(shape: tuple[int, ...], size: int) -> None:
     policy, other = gaussian(shape, size), gaussian(shape, size, seed=1)
     action = np.random.default_rng(2).normal(size=(*shape, size)).astype(np.float32)
+    found = everything(policy, other, jnp.asarray(action))
+    policy, other = jax.device_get((policy, other))
     std, other_std = np.exp(policy.log_std), np.exp(other.log_std)
     expected = stats.norm.logpdf(action, policy.mean, std).sum(-1)
-    np.testing.assert_allclose(policy.log_prob(jnp.asarray(action)), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found["log_prob"], expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(
-        policy.entropy(), np.full(shape, stats.norm.entropy(scale=std).sum()), rtol=1e-5, atol=1e-6
+        found["entropy"], np.full(shape, stats.norm.entropy(scale=std).sum()), rtol=1e-5, atol=1e-6
     )
     # KL(N0 || N1) = log(s1 / s0) + (s0^2 + (m0 - m1)^2) / (2 s1^2) - 1/2, summed over dimensions.
-    distance = np.square(np.asarray(policy.mean) - other.mean)
+    distance = np.square(policy.mean - other.mean)
     kl = (np.log(other_std / std) + (std**2 + distance) / (2 * other_std**2) - 0.5).sum(-1)
-    np.testing.assert_allclose(policy.kl(other), kl, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(policy.kl(policy), 0, atol=1e-6)
-    np.testing.assert_array_equal(policy.mode(), policy.mean)
-    assert policy.log_prob(jnp.asarray(action)).shape == policy.entropy().shape == policy.kl(other).shape == shape
+    np.testing.assert_allclose(found["kl"], kl, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found["kl_of_itself"], np.zeros(shape), atol=1e-6)
+    np.testing.assert_array_equal(found["mode"], policy.mean)
 
 
 def test_kl_by_monte_carlo() -> None:
@@ -132,7 +149,7 @@ def test_gradients_are_finite_differences() -> None:
         (lambda mean, log_std: DiagGaussian(mean, log_std).log_prob(point).sum(), (box.mean, box.log_std)),
     ]
     for function, args in functions:
-        check_grads(function, args, order=1, modes=["rev"], atol=0.02, rtol=0.02, eps=1e-2)
+        check_grads(jax.jit(function), args, order=1, modes=["rev"], atol=0.02, rtol=0.02, eps=1e-2)
 
 
 def test_gradient_of_log_prob_is_one_hot_minus_probabilities() -> None:

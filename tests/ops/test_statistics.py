@@ -34,11 +34,11 @@ def assert_statistics(stats: RunningStats, rows: dict[str, np.ndarray]) -> None:
         np.testing.assert_allclose(stats.std()[name], x.std(0), rtol=2e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("cuts", [[], [12], [1], [23], [1, 2, 3, 20], [6, 12, 18]], ids=str)
+@pytest.mark.parametrize("cuts", [[], [1, 2, 3, 23], [6, 12, 18]], ids=str)
 def test_equals_numpy_however_the_stream_is_cut(cuts: list[int]) -> None:
     x, stats = stream(), empty()
     for begin, end in zip([0, *cuts], [*cuts, 24], strict=True):
-        stats = update_stats(stats, jax.tree.map(lambda x: x[begin:end], x))  # noqa: B023
+        stats = update(stats, jax.tree.map(lambda x: x[begin:end], x))  # noqa: B023
     assert_statistics(stats, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), x))
 
 
@@ -68,7 +68,7 @@ def test_the_first_deviation_is_1_and_normalises_nothing() -> None:
 
 def test_normalize_gives_mean_0_and_deviation_1_and_clips() -> None:
     x = stream()
-    stats = update_stats(empty(), x)
+    stats = update(empty(), x)
     normal = jax.jit(normalize)(stats, x)
     for each in jax.tree.leaves(normal):
         np.testing.assert_allclose(np.mean(each, (0, 1)), 0, atol=2e-3)
