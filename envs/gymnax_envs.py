@@ -2,8 +2,7 @@
 
 gymnax resets an environment inside its own `step`. This adapter calls the parts beneath it (`reset_env`, `step_env`,
 `is_truncated`) so that a step ends where the environment ended, `next_obs` is the true last observation, and
-`podium.env.auto_reset` (or a pool, or nothing) decides what follows. With the same keys, `auto_reset` of an
-environment from here and gymnax's own `step` go through the same states.
+`podium.env.auto_reset` (or a pool, or nothing) decides what follows.
 
 What the adapter settles, for every environment:
 

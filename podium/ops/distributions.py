@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -9,6 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium.types import Array, Key
+
+
+FEW_ACTIONS = 8
+"""Up to so many actions, log-probabilities are computed action by action."""
 
 
 class Categorical(NamedTuple):
@@ -29,7 +34,7 @@ class Categorical(NamedTuple):
         """Return the log-probability of `action` [...]."""
         # A comparison instead of a gather: its gradient is a product, not a scatter, and A is small.
         actions = jnp.arange(self.logits.shape[-1]).reshape(-1, *(1,) * action.ndim)
-        return jnp.sum(jnp.where(action == actions, self._log_probs(), 0.0), axis=0)
+        return _sum_actions(jnp.where(action == actions, self._log_probs(), 0.0))
 
     def log_probs(self) -> Array:
         """Return all log-probabilities [..., A]."""
@@ -38,16 +43,28 @@ class Categorical(NamedTuple):
     def entropy(self) -> Array:
         """Return the entropy in nats [...]."""
         log_probs = self._log_probs()
-        return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=0)
+        return -_sum_actions(jnp.exp(log_probs) * log_probs)
 
     def kl(self, other: Categorical) -> Array:
         """Return KL(self || other) in nats [...]."""
         log_probs = self._log_probs()
-        return jnp.sum(jnp.exp(log_probs) * (log_probs - other._log_probs()), axis=0)
+        return _sum_actions(jnp.exp(log_probs) * (log_probs - other._log_probs()))
 
     def _log_probs(self) -> Array:
-        """Return log-probabilities with the actions first, [A, ...]: sums over a short last axis do not vectorise."""
-        return jax.nn.log_softmax(jnp.moveaxis(self.logits, -1, 0), axis=0)
+        """Return log-probabilities with the actions first, [A, ...]."""
+        logits = jnp.moveaxis(self.logits, -1, 0)
+        if len(logits) > FEW_ACTIONS:
+            return jax.nn.log_softmax(logits, axis=0)
+        shifted = logits - jax.lax.stop_gradient(functools.reduce(jnp.maximum, logits))
+        return shifted - jnp.log(_sum_actions(jnp.exp(shifted)))
+
+
+def _sum_actions(x: Array) -> Array:
+    """Sum over the first axis; over a few actions one by one, because a reduction of a short axis does not vectorise.
+
+    (On CPU the compiler turns the axis back into the last one: 50 us of a 1,450 us gradient step of 2048 by 2.)
+    """
+    return functools.reduce(jnp.add, x) if len(x) <= FEW_ACTIONS else jnp.sum(x, axis=0)
 
 
 class DiagGaussian(NamedTuple):

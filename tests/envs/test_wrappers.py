@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from podium import envs
-from podium.env import Env, auto_reset, restart, transition
+from podium.env import Env, auto_reset, reset_key, restart, transition
 from podium.envs import wrappers
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec
 
@@ -233,3 +233,14 @@ def test_time_limit_and_statistics_commute():
 def test_bad_arguments_are_refused_at_once(wrap, message):
     with pytest.raises(ValueError, match=message):
         wrap(count(3))
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_reset_key_is_another_key_of_the_same_kind_with_independent_draws(impl):
+    keys = jax.random.split(jax.random.key(0, impl=impl), 5000)
+    others = jax.vmap(reset_key)(keys)
+    assert others.dtype == keys.dtype
+    draw = jax.vmap(jax.random.uniform)
+    a, b = np.asarray(draw(keys)), np.asarray(draw(others))
+    assert not (a == b).any()
+    assert abs(np.corrcoef(a, b)[0, 1]) < 4 / np.sqrt(a.size)

@@ -44,7 +44,7 @@ def gaussian(shape: tuple[int, ...], size: int = 3, seed: int = 0) -> DiagGaussi
     )
 
 
-@pytest.mark.parametrize("num_actions", [1, 2, 5])
+@pytest.mark.parametrize("num_actions", [1, 2, 5, 11])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_categorical_is_that_of_scipy(shape: tuple[int, ...], num_actions: int) -> None:
     policy, probs = categorical(shape, num_actions)
