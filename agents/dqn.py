@@ -180,12 +180,10 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         if greedy:
             return ActOutput(best, memory)
 
-        def choose(key: Key, best: Array) -> Array:
-            explore_key, action_key = jax.random.split(key)
-            explore = jax.random.uniform(explore_key) < params.epsilon
-            return jnp.where(explore, jax.random.randint(action_key, (), 0, value.shape[-1]), best)
-
-        return ActOutput(jax.vmap(choose)(keys, best), memory)
+        # One draw an environment gives both numbers: on CPU a draw costs more than the network's forward.
+        explore, pick = jnp.moveaxis(jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys), -1, 0)
+        random_action = jnp.floor(pick * value.shape[-1]).astype(jnp.int32)
+        return ActOutput(jnp.where(explore < params.epsilon, random_action, best), memory)
 
     def plan(key: Key, state: State, trajectory: Trajectory) -> Plan:
         return Plan(replay.transitions(trajectory))

@@ -31,6 +31,7 @@ import podium
 from podium.agent import Agent
 from podium.agents import dqn, ppo
 from podium.env import auto_reset
+from podium.placement.devices import request_cpu_threads
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec
 
 
@@ -62,6 +63,8 @@ class Sizes:
     """Transitions in a minibatch (dqn)."""
     num_updates: int = 5
     """Minibatches learnt a rollout (dqn)."""
+    cpu_threads: int | None = None
+    """Threads that a CPU computes on; None takes one for dqn, whose arrays are small, and one a core for ppo."""
     num_steps: int = 1_000_000
     """Environment steps of a repeat, of each seed; rounded down to whole rollouts."""
     seeds: int = 1
@@ -117,6 +120,9 @@ class MatmulFlags:
 def anakin(flags: AnakinFlags) -> dict[str, Any]:
     """Measure training; see `AnakinFlags`."""
     _check_positive(flags, "num_steps", "seeds", "repeats", "epochs", "minibatches")
+    cpu_threads = 1 if flags.cpu_threads is None and flags.agent == "dqn" else flags.cpu_threads
+    if cpu_threads is not None:
+        request_cpu_threads(cpu_threads)
     if flags.devices is not None and (sentence := podium.request_devices(flags.devices)):
         print(sentence, file=sys.stderr)
     num_envs, rollout_length = _sizes(flags)
@@ -164,6 +170,7 @@ def anakin(flags: AnakinFlags) -> dict[str, Any]:
         "seeds": flags.seeds,
         "num_lanes": program.sizes.num_lanes,
         "devices": len(program.devices),
+        "cpu_threads": cpu_threads,
         "num_steps": steps,
         **_timing(steps, timings),
         "compile_seconds": program.compile_seconds,

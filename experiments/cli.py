@@ -27,6 +27,7 @@ import podium
 from podium.agent import Agent
 from podium.checkpoint import CheckpointError
 from podium.env import Env
+from podium.placement.devices import request_cpu_threads
 from podium.placement.program import Sizes
 from podium.runs import RunFolder, default_run_dir
 from podium.train import Result, Schedule, make_schedule
@@ -53,6 +54,8 @@ class RunFlags:
     """Options of the environment, each NAME=VALUE."""
     devices: int | None = None
     """Number of devices; None takes all there are. On a CPU, more than there are makes virtual ones."""
+    cpu_threads: int | None = None
+    """Threads that a CPU computes on; None takes one a core. One is faster for small networks and batches."""
     seeds: int = 1
     """Number of independent runs in the one program."""
     num_envs: int = 64
@@ -222,6 +225,8 @@ def _train(
             raise ValueError(f"{name}={getattr(flags, name)} must be a positive integer.")
     if not 0 <= flags.seed < 2**32:
         raise ValueError(f"seed={flags.seed} must lie between 0 and 2**32 - 1.")
+    if flags.cpu_threads is not None:
+        request_cpu_threads(flags.cpu_threads)
     if flags.devices is not None and (sentence := podium.request_devices(flags.devices)):
         print(sentence)
     if flags.compilation_cache:

@@ -119,6 +119,7 @@ DQN: dict[str, Preset] = {
         "CleanRL's dqn.py for network and batch; the rest from this project's trials.",
         {
             "num_envs": 16,
+            "cpu_threads": 1,
             "rollout_length": 1,
             "num_steps": 500_000,
             "learning_rate": 3e-4,
@@ -138,6 +139,7 @@ DQN: dict[str, Preset] = {
         "This project.",
         {
             "num_envs": 16,
+            "cpu_threads": 1,
             "rollout_length": 1,
             "num_steps": 100_000,
             "learning_rate": 1e-3,

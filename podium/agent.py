@@ -60,18 +60,19 @@ class Replay(NamedTuple):
       add: `(ReplayState, items [T, B, ...]) -> ReplayState`.
       can_sample: `(ReplayState) -> bool scalar`.
       sample: `(key, ReplayState) -> (minibatch [N, ...], indices)`.
-      update_priorities: `(ReplayState, indices, priorities [N]) -> ReplayState`.
       batch_size: N, items a minibatch.
       num_updates: minibatches learnt per iteration (with N, T and B this is the samples per insert).
+      update_priorities: `(ReplayState, indices, priorities [N]) -> ReplayState`, after every minibatch; None for a
+        replay that has no priorities, and so does not change while an iteration learns.
     """
 
     init: Callable[..., PyTree]
     add: Callable[[PyTree, PyTree], PyTree]
     can_sample: Callable[[PyTree], Array]
     sample: Callable[[Key, PyTree], tuple[PyTree, PyTree]]
-    update_priorities: Callable[[PyTree, PyTree, Array | None], PyTree]
     batch_size: int
     num_updates: int
+    update_priorities: Callable[[PyTree, PyTree, Array | None], PyTree] | None = None
 
 
 class Agent(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from podium.agent import Agent, Aux, Plan
+from podium.agent import Agent, Plan
 from podium.ops.shuffle import permute
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
@@ -121,28 +121,30 @@ def _learn_from_replay(
 ) -> tuple[PyTree, PyTree, Metrics]:
     replay = agent.replay
     assert replay is not None
-    ready = replay.can_sample(replay_state)
+    update_priorities = replay.update_priorities
 
+    # A replay without priorities stays as it is while learning, so it is read and not carried along.
     def update(carry: tuple[PyTree, PyTree], number: Array) -> tuple[tuple[PyTree, PyTree], Metrics]:
-        state, replay_state = carry
+        state, ranked = carry
         sample_key, grad_key = jax.random.split(jax.random.fold_in(key, number))
-        minibatch, index = replay.sample(sample_key, replay_state)
+        minibatch, index = replay.sample(sample_key, ranked if update_priorities else replay_state)
+        grads, aux = agent.grad(grad_key, state, minibatch)
+        if update_priorities:
+            ranked = update_priorities(ranked, index, aux.priorities)
+        return (agent.apply(state, grads), ranked), aux.metrics
 
-        def apply(state: PyTree) -> tuple[PyTree, Aux]:
-            grads, aux = agent.grad(grad_key, state, minibatch)
-            return agent.apply(state, grads), aux
+    def run(state: PyTree, ranked: PyTree) -> tuple[tuple[PyTree, PyTree], Metrics]:
+        carry, metrics = fold(update, (state, ranked), jnp.arange(replay.num_updates))
+        return carry, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
 
-        def skip(state: PyTree) -> tuple[PyTree, Aux]:
-            # Metrics of updates that did not happen are NaN, which the host loop leaves out of averages.
-            return state, jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), jax.eval_shape(apply, state)[1])
+    def wait(state: PyTree, ranked: PyTree) -> tuple[tuple[PyTree, PyTree], Metrics]:
+        # Metrics of updates that did not happen are NaN, which the host loop leaves out of averages.
+        _, metrics = jax.eval_shape(run, state, ranked)
+        return (state, ranked), jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), metrics)
 
-        state, aux = jax.lax.cond(ready, apply, skip, state)
-        if aux.priorities is not None:
-            replay_state = replay.update_priorities(replay_state, index, aux.priorities)
-        return (state, replay_state), aux.metrics
-
-    (state, replay_state), metrics = fold(update, (state, replay_state), jnp.arange(replay.num_updates))
-    return state, replay_state, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
+    ranked = replay_state if update_priorities else ()
+    (state, ranked), metrics = jax.lax.cond(replay.can_sample(replay_state), run, wait, state, ranked)
+    return state, ranked if update_priorities else replay_state, metrics
 
 
 def python_scan(step: Callable[..., Any], carry: PyTree, inputs: PyTree) -> tuple[PyTree, PyTree]:

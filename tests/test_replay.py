@@ -160,10 +160,14 @@ def test_can_sample_waits_for_min_replay_size_and_for_a_whole_window() -> None:
     assert counts(13, 1) == [False, False, False, False, True, True]  # 4 environments: 12 steps, then 16.
 
 
-def test_update_priorities_changes_nothing() -> None:
-    buffer = replay.uniform(64, 8, 1)
-    state = buffer.init(ITEM, 4, 2, 2)
-    assert buffer.update_priorities(state, jnp.zeros((2, 4), jnp.int32), None) is state
+@pytest.mark.parametrize("largest", [1_000, (1 << 22) + 1])
+def test_draws_are_uniform_below_their_bound(largest: int) -> None:
+    bound, size = 1_000, 200_000
+    drawn = jax.jit(lambda key: replay._draw_below(key, size, jnp.int32(bound), largest))(jax.random.key(0))
+    counts = np.bincount(np.asarray(drawn), minlength=bound)
+    assert counts.size == bound and drawn.dtype == jnp.int32
+    # Chi-square with 999 degrees of freedom: 5 deviations of sqrt(2 * 999) above its mean.
+    assert ((counts - size / bound) ** 2 / (size / bound)).sum() < 999 + 5 * np.sqrt(2 * 999)
 
 
 def test_seeds_batch_under_vmap() -> None:
@@ -212,12 +216,11 @@ def test_a_fold_of_updates_never_copies_the_buffer(buffer_capacity: int) -> None
     def iteration(state: ReplayState, items: Transition, key: jax.Array) -> tuple[ReplayState, jax.Array]:
         state = buffer.add(state, items)
 
-        def update(state: ReplayState, key: jax.Array) -> tuple[ReplayState, jax.Array]:
-            minibatch, indices = buffer.sample(key, state)
-            total = jax.lax.cond(buffer.can_sample(state), lambda: jnp.sum(minibatch.reward), lambda: jnp.zeros(()))
-            return buffer.update_priorities(state, indices, None), total
+        def update(total: jax.Array, key: jax.Array) -> tuple[jax.Array, None]:
+            return total + jnp.sum(buffer.sample(key, state)[0].reward), None
 
-        return jax.lax.scan(update, state, jax.random.split(key, 4))
+        learn = lambda total: jax.lax.scan(update, total, jax.random.split(key, 4))[0]  # noqa: E731
+        return state, jax.lax.cond(buffer.can_sample(state), learn, lambda total: total, jnp.zeros(()))
 
     def two_iterations(state: ReplayState, items: Transition, key: jax.Array) -> tuple[ReplayState, jax.Array]:
         return jax.lax.scan(lambda state, key: iteration(state, items, key), state, jax.random.split(key, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 
@@ -36,6 +37,21 @@ def request_devices(number: int) -> str | None:
             f"{number} virtual devices on one CPU: right for tests and for trying things out, no faster by themselves."
         )
     return None
+
+
+def request_cpu_threads(number: int) -> None:
+    """Ask that JAX compute on `number` threads of the CPU; call it before anything touches a JAX array.
+
+    JAX takes one a core. Programs of small arrays lose more by handing them from core to core than they gain: DQN
+    on CartPole runs 1.3 times as fast with 1 (2 cores; 64-64 units, batches of 100).
+
+    Raises:
+      ValueError: if `number` is not positive.
+    """
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ValueError(f"cpu_threads={number!r} must be a positive integer; leave it out to use every core.")
+    # What XLA's CPU client reads when it starts; there is no option of JAX.
+    os.environ["PJRT_NPROC"] = str(number)
 
 
 def resolve_devices(devices: Devices) -> list[jax.Device]:
