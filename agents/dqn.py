@@ -20,7 +20,7 @@ import optax
 from podium import replay
 from podium.agent import ActOutput, Agent, Aux, Plan
 from podium.networks import Network, q_network
-from podium.ops.statistics import masked_mean
+from podium.ops.statistics import count_valid, masked_mean
 from podium.replay import Batch
 from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree, Trajectory
 
@@ -63,10 +63,14 @@ class Config:
     """Bound on the global norm of the gradient; 0 leaves it unbounded."""
     adam_eps: float = 1e-5
     """Added to Adam's denominator, above 0."""
+    torso: str = "mlp"
+    """What sees observations: mlp, or for frames nature_cnn (Mnih et al. 2015) or impala_resnet (Espeholt 2018)."""
+    dtype: str = "float32"
+    """What torsos compute in: float32 or bfloat16; parameters stay float32."""
     hidden_sizes: tuple[int, ...] = (64, 64)
-    """Units of each hidden layer."""
+    """Units of each hidden layer; of convolutional torsos, those behind the convolutions."""
     activation: str = "relu"
-    """Nonlinearity: tanh, relu, silu, gelu or elu."""
+    """Nonlinearity of hidden layers: tanh, relu, silu, gelu or elu."""
 
 
 class Params(NamedTuple):
@@ -152,7 +156,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         config.gamma,
     )
     if network is None:
-        network = q_network(config.hidden_sizes, config.activation, config.dueling)
+        network = q_network(config.hidden_sizes, config.activation, config.dueling, config.torso, config.dtype)
     if network.recurrent:
         raise ValueError("network has memory, but dqn replays single steps; pass one without, or use recurrent ppo.")
     clip = optax.clip_by_global_norm(config.max_grad_norm) if config.max_grad_norm > 0 else optax.identity()
@@ -210,8 +214,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         return state._replace(params=params, target_params=target_params, opt_state=opt_state, updates=updates)
 
     def observe(state: State, trajectory: Trajectory) -> State:
-        steps = trajectory.reward.size if trajectory.valid is None else jnp.sum(trajectory.valid)
-        return state._replace(env_steps=state.env_steps + steps)
+        return state._replace(env_steps=state.env_steps + count_valid(trajectory.reward, trajectory.valid))
 
     return Agent(
         init, actor, carry, act, plan, grad, apply, observe, buffer, rollout_length=1, name="dqn", config=config

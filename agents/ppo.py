@@ -8,6 +8,7 @@ optimiser is Adam with a global gradient norm bound, networks are orthogonally i
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,9 +16,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podium.agent import ActOutput, Agent, Aux, Plan
+from podium import networks
+from podium.agent import ActOutput, Agent, Aux, Plan, check_fields
 from podium.networks import ActorCritic, Network, actor_critic
-from podium.ops import returns, statistics
+from podium.ops import optimizers, returns, statistics
 from podium.ops.statistics import RunningStats, masked_mean
 from podium.types import Array, DiscreteSpec, EnvSpec, Key, Metrics, PyTree, Trajectory
 
@@ -58,10 +60,14 @@ class Config:
     """Whether to normalise observations by running statistics."""
     normalize_reward: bool = False
     """Whether to divide rewards by the running deviation of the discounted return."""
+    torso: str = "mlp"
+    """What sees observations: mlp, or for frames nature_cnn (Mnih et al. 2015) or impala_resnet (Espeholt 2018)."""
+    dtype: str = "float32"
+    """What torsos compute in: float32 or bfloat16; parameters stay float32."""
     hidden_sizes: tuple[int, ...] = (64, 64)
-    """Units of each hidden layer."""
+    """Units of each hidden layer; of convolutional torsos, those behind the convolutions."""
     activation: str = "tanh"
-    """Nonlinearity: tanh, relu, silu, gelu or elu."""
+    """Nonlinearity of hidden layers: tanh, relu, silu, gelu or elu."""
     memory: str = "none"
     """Recurrent memory: none, gru or lstm."""
     memory_size: int = 64
@@ -84,14 +90,6 @@ class State(NamedTuple):
     stopped: Array
     obs_stats: RunningStats | None
     return_stats: RunningStats | None
-
-
-class Extras(NamedTuple):
-    """What acting leaves for learning, [B, ...]: `memory` is the one after the step (`()` without memory)."""
-
-    log_prob: Array
-    value: Array
-    memory: PyTree
 
 
 class Batch(NamedTuple):
@@ -165,9 +163,9 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     """
     _check(config)
     if network is None:
-        network = actor_critic(config.hidden_sizes, config.activation, config.memory, config.memory_size)
-    clip = optax.clip_by_global_norm(config.max_grad_norm) if config.max_grad_norm > 0 else optax.identity()
-    optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=config.adam_eps)))
+        memory = config.memory, config.memory_size
+        network = actor_critic(config.hidden_sizes, config.activation, *memory, config.torso, config.dtype)
+    optimizer = optimizers.make("adam", config.adam_eps, config.max_grad_norm)
 
     def init(key: Key, spec: EnvSpec) -> State:
         leaves = jax.tree.leaves(spec.obs)
@@ -191,27 +189,21 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         return obs if stats is None else statistics.normalize(stats, obs)
 
     def act(keys: Key, params: Params, memory: PyTree, obs: PyTree, first: Array, greedy: bool) -> ActOutput:
-        output, memory = network.apply(params.network, memory, view(params.obs_stats, obs), first)
-        action = output.policy.mode() if greedy else output.policy.sample(keys)
-        return ActOutput(action, memory, Extras(output.policy.log_prob(action), output.value, memory))
+        return networks.act(network, keys, params.network, memory, view(params.obs_stats, obs), first, greedy)
 
     def plan(key: Key, state: State, trajectory: Trajectory) -> Plan:
         value = trajectory.extras.value
         reward = trajectory.reward
         if state.return_stats is not None:
             reward = reward / (state.return_stats.std() + 1e-8)
-
-        def evaluate(inputs: tuple[PyTree, PyTree]) -> Array:
-            obs, memory = inputs
-            first = jnp.zeros(value.shape[1:], bool)
-            return network.apply(state.params, memory, view(state.obs_stats, obs), first)[0].value
-
-        reached = (trajectory.next_obs, trajectory.extras.memory)
-        next_value = returns.next_values(value, trajectory.truncated & ~trajectory.terminated, reached, evaluate)
+        cut = trajectory.truncated & ~trajectory.terminated
+        reached = trajectory.next_obs, trajectory.extras.memory
+        seen = functools.partial(view, state.obs_stats)
+        next_value = networks.next_values(network, state.params, value, cut, *reached, seen)
         discount = config.gamma * trajectory.discount
         advantage = returns.gae(reward, discount, value, next_value, trajectory.last, config.gae_lambda)
         batch = Batch(
-            view(state.obs_stats, trajectory.obs),
+            seen(trajectory.obs),
             trajectory.first,
             trajectory.action,
             trajectory.extras.log_prob,
@@ -233,11 +225,9 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         return Grads(gradient, metrics.get("approx_kl", jnp.zeros(()))), Aux(metrics)
 
     def apply(state: State, grads: Grads) -> State:
-        updates, opt_state = optimizer.update(grads.params, state.opt_state, state.params)
-        rate: Any = config.learning_rate
-        if config.anneal_steps:
-            rate = rate * jnp.maximum(0.0, 1.0 - state.env_steps / config.anneal_steps)
-        new = state._replace(params=jax.tree.map(lambda p, u: p - rate * u, state.params, updates), opt_state=opt_state)
+        rate = optimizers.annealed(config.learning_rate, config.anneal_steps, state.env_steps)
+        params, opt_state = optimizers.descend(optimizer, rate, state.params, state.opt_state, grads.params)
+        new = state._replace(params=params, opt_state=opt_state)
         if not config.target_kl:
             return new
         stopped = state.stopped | (grads.approx_kl > config.target_kl)
@@ -245,7 +235,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
 
     def observe(state: State, trajectory: Trajectory) -> State:
         valid = trajectory.valid
-        steps = trajectory.reward.size if valid is None else jnp.sum(valid)
+        steps = statistics.count_valid(trajectory.reward, valid)
         state = state._replace(env_steps=state.env_steps + steps, stopped=jnp.zeros((), bool))
         if state.obs_stats is not None:
             state = state._replace(obs_stats=statistics.update_stats(state.obs_stats, trajectory.obs, valid))
@@ -264,17 +254,10 @@ def _zeros(spec: EnvSpec) -> PyTree:
 
 
 def _check(config: Config) -> None:
-    positive = ("learning_rate", "num_epochs", "num_minibatches", "clip_epsilon", "adam_eps")
-    not_negative = ("anneal_steps", "value_clip", "value_coef", "entropy_coef", "max_grad_norm", "target_kl")
-    for name in ("num_epochs", "num_minibatches"):
-        if not isinstance(getattr(config, name), int):
-            raise ValueError(f"{name}={getattr(config, name)} must be an integer.")
-    for name in positive:
-        if not getattr(config, name) > 0:
-            raise ValueError(f"{name}={getattr(config, name)} must be greater than 0.")
-    for name in not_negative:
-        if not getattr(config, name) >= 0:
-            raise ValueError(f"{name}={getattr(config, name)} must be 0 or more.")
-    for name in ("gamma", "gae_lambda"):
-        if not 0 <= getattr(config, name) <= 1:
-            raise ValueError(f"{name}={getattr(config, name)} must lie between 0 and 1.")
+    check_fields(
+        config,
+        positive=("learning_rate", "clip_epsilon", "adam_eps"),
+        not_negative=("anneal_steps", "value_clip", "value_coef", "entropy_coef", "max_grad_norm", "target_kl"),
+        fractions=("gamma", "gae_lambda"),
+        counts=("num_epochs", "num_minibatches"),
+    )

@@ -1,8 +1,11 @@
 """Environments: adapters, native ones and wrappers, found by name with `make(name)` and `names()`.
 
 A family is a group of environments that one module serves. Each is imported when one of its names is first asked
-for, so that a simulator nobody uses is never loaded. To add a family (`atari/<Game>`, a host environment), add a
-module with the three functions of `Family` and a line to `_families`.
+for, so that a simulator nobody uses is never loaded. To add a family, add a module with the functions of `Family` and a
+line to `_families`; a name that two families have goes to the first.
+
+Pure environments (`podium.env.Env`): podium's own and gymnax. On the CPU (`podium.host.HostEnvs`): envpool
+(`Pong-v5`, `envpool/NAME`), ale-py (`ale/Pong-v5`), Gymnasium (`gymnasium/NAME`).
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ from typing import Any, NamedTuple
 
 from podium.env import Env
 from podium.envs import native, wrappers
+from podium.host import HostEnvs
 
-__all__ = ["Family", "make", "names", "native", "register", "wrappers"]
+__all__ = ["Family", "from_gymnasium", "make", "names", "native", "register", "wrappers"]
 
 
 class Family(NamedTuple):
@@ -24,15 +28,17 @@ class Family(NamedTuple):
     Attributes:
       names: `() -> list[str]`, without importing a simulator that may be missing.
       option_names: `(name) -> list[str]`, what `make` accepts, or None where the family's `make` says so itself.
-      make: `(name, **options) -> Env` (or a `HostEnv`, for families that run on the CPU).
+      make: `(name, **options) -> Env`, or `HostEnvs` for families that run on the CPU.
+      prefix: every name that begins so is this family's, listed or not; "" for none.
     """
 
     names: Callable[[], list[str]]
     option_names: Callable[[str], list[str] | None]
-    make: Callable[..., Any]
+    make: Callable[..., Env | HostEnvs]
+    prefix: str = ""
 
 
-_factories: dict[str, Callable[..., Env]] = {
+_factories: dict[str, Callable[..., Env | HostEnvs]] = {
     "podium/Catch": native.catch,
     "podium/Corridor": native.corridor,
     "podium/RepeatFirst": native.repeat_first,
@@ -49,15 +55,42 @@ def _factory_family() -> Family:
     return Family(lambda: list(_factories), _factory_options, lambda name, **options: _factories[name](**options))
 
 
-_families: list[Callable[[], Family]] = [_factory_family, _gymnax_family]
+def _envpool_family() -> Family:
+    from podium.envs import envpool_envs
+
+    return Family(envpool_envs.names, envpool_envs.option_names, envpool_envs.make, envpool_envs.PREFIX)
+
+
+def _ale_family() -> Family:
+    from podium.envs import ale_envs
+
+    return Family(ale_envs.names, ale_envs.option_names, ale_envs.make, ale_envs.PREFIX)
+
+
+def _gymnasium_family() -> Family:
+    from podium.envs import gymnasium_envs
+
+    return Family(gymnasium_envs.names, lambda name: None, gymnasium_envs.make, gymnasium_envs.PREFIX)
+
+
+_families: list[Callable[[], Family]] = [
+    _factory_family,
+    _gymnax_family,
+    _envpool_family,
+    _ale_family,
+    _gymnasium_family,
+]
 
 
 def names() -> list[str]:
-    """List every environment that `make` knows."""
+    """List the environments that `make` knows, but of those on the CPU only the usual ones.
+
+    `envpool/`, `ale/` and `gymnasium/` before a name reach everything those libraries have.
+    """
     return [name for family in _families for name in family().names()]
 
 
-def make(name: str, **options: Any) -> Env:
+def make(name: str, **options: Any) -> Env | HostEnvs:
     """Make an environment by name.
 
     Args:
@@ -65,17 +98,19 @@ def make(name: str, **options: Any) -> Env:
       **options: of this environment; for those of gymnax its constructor arguments and parameters.
 
     Returns:
-      An `Env` that does not reset itself; placements apply `podium.env.auto_reset`.
+      An `Env` that does not reset itself (placements apply `podium.env.auto_reset`), or `HostEnvs`, which run on the
+      CPU and need a placement that has actors there.
 
     Raises:
-      ValueError: for an unknown name (with the nearest known ones), or an option that the environment has not.
+      ValueError: for an unknown name (with the nearest known ones), an option that the environment has not, or a
+        simulator that is not installed (with the extra that has it).
 
     >>> make("podium/Catch", rows=5).spec.max_episode_steps
     4
     """
     for load_family in _families:
         family = load_family()
-        if name not in family.names():
+        if name not in family.names() and not (family.prefix and name.startswith(family.prefix)):
             continue
         known = family.option_names(name)
         for option in options:
@@ -86,10 +121,35 @@ def make(name: str, **options: Any) -> Env:
         return family.make(name, **options)
     near = near_misses(name, names())
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    raise ValueError(f"No environment is named {name!r}.{hint} podium.envs.names() lists them all.")
+    raise ValueError(f"No environment is named {name!r}.{hint} podium.envs.names() lists them.")
 
 
-def register(name: str, factory: Callable[..., Env]) -> None:
+def from_gymnasium(
+    make_vector_env: Callable[[int], Any],
+    *,
+    name: str | None = None,
+    max_episode_steps: int | None = None,
+    frames_per_step: int = 1,
+) -> HostEnvs:
+    """Return a simulator of your own, which speaks Gymnasium's vector API, as host environments.
+
+    Args:
+      make_vector_env: `(num_envs) -> gymnasium.vector.VectorEnv` in any autoreset mode; its `reset` takes a list of
+        seeds. Where it has `step_async` and `step_wait`, as `AsyncVectorEnv` has, it steps while podium does other
+        things.
+      name: for error messages; None takes the class's.
+      max_episode_steps: the time limit in steps, if there is one.
+      frames_per_step: of the simulator, for counting.
+
+    Raises:
+      ValueError: a space is not one of podium's.
+    """
+    from podium.envs import gymnasium_envs
+
+    return gymnasium_envs.from_vector_env(make_vector_env, name, max_episode_steps, frames_per_step)
+
+
+def register(name: str, factory: Callable[..., Env | HostEnvs]) -> None:
     """Make `make(name, **options)` call `factory(**options)`; the factory's signature says which options there are.
 
     Raises:

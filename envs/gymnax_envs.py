@@ -48,20 +48,44 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
+import importlib.util
 import inspect
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
-import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gymnax import registration
-from gymnax.environments import spaces
 
 from podium.env import Env, restart, transition
 from podium.envs import render
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree, TimeStep
+
+
+class _Postponed(types.ModuleType):
+    """Stands for a module until something of it is used; then the real one takes its place."""
+
+    def __getattr__(self, attribute: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), attribute)
+
+
+def _postpone(name: str) -> None:
+    if name not in sys.modules and importlib.util.find_spec(name):
+        sys.modules[name] = _Postponed(name)
+
+
+# gymnax imports them for its pictures; they are nine tenths of the time that it takes to import.
+_postpone("seaborn")
+_postpone("matplotlib.pyplot")
+
+import gymnax  # noqa: E402
+from gymnax import registration  # noqa: E402
+from gymnax.environments import spaces  # noqa: E402
 
 # Steps after which these terminate whatever is done, so that evaluation need not wait for their time limit.
 _NATURAL_LENGTH: dict[str, Callable[[Any, Any], int]] = {

@@ -1,6 +1,6 @@
 """What the training scripts share: flags, refusals, the plan, the compilation cache, the closing words.
 
-A script adds its agent's `Config` to `RunFlags` by inheritance, so every hyperparameter is a flag, and calls `main`.
+A script adds its agent's `Config` to `AnakinFlags` or `SebulbaFlags` by inheritance, so every hyperparameter is a flag, and calls `main`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ import tyro
 from presets import Preset
 
 import podium
-from podium.agent import Agent
 from podium.checkpoint import CheckpointError
 from podium.env import Env
 from podium.placement.devices import request_cpu_threads
-from podium.placement.program import Sizes
-from podium.runs import RunFolder, default_run_dir
-from podium.train import Result, Schedule, make_schedule
+from podium.placement.program import Placement, Program, Sizes
+from podium.runs import default_run_dir
+from podium.train import Result, Schedule
 from podium.types import DiscreteSpec
 
 REFUSED, FAILED = 2, 1
@@ -52,12 +51,8 @@ class RunFlags:
     """Environment, by a name of podium.envs.names()."""
     env_options: tuple[str, ...] = ()
     """Options of the environment, each NAME=VALUE."""
-    devices: int | None = None
-    """Number of devices; None takes all there are. On a CPU, more than there are makes virtual ones."""
     cpu_threads: int | None = None
     """Threads that a CPU computes on; None takes one a core. One is faster for small networks and batches."""
-    seeds: int = 1
-    """Number of independent runs in the one program."""
     num_envs: int = 64
     """Environments side by side in each run; the devices must divide it."""
     rollout_length: int = 128
@@ -89,6 +84,85 @@ class RunFlags:
     compilation_cache: bool = True
     """Keep compiled programs in a folder of this user ($PODIUM_CACHE, else $XDG_CACHE_HOME/podium, else
     ~/.cache/podium), so that the same command starts sooner the next time."""
+
+
+    def number_of_devices(self) -> int | None:
+        """Return how many devices are asked for; None asks for none in particular."""
+        return None
+
+    def number_of_seeds(self) -> int:
+        """Return how many independent runs are asked for."""
+        return 1
+
+    def number_of_envs(self) -> int:
+        """Return how many environments run side by side."""
+        return self.num_envs
+
+    def placement(self) -> Placement:
+        """Return where it all runs."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnakinFlags(RunFlags):
+    """Flags of a run in one compiled program."""
+
+    devices: int | None = None
+    """Number of devices; None takes all there are. On a CPU, more than there are makes virtual ones."""
+    seeds: int = 1
+    """Number of independent runs in the one program."""
+
+    def number_of_devices(self) -> int | None:
+        """Return --devices."""
+        return self.devices
+
+    def number_of_seeds(self) -> int:
+        """Return --seeds."""
+        return self.seeds
+
+    def placement(self) -> Placement:
+        """Return Anakin on --devices."""
+        return podium.Anakin(devices=self.devices)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SebulbaFlags(RunFlags):
+    """Flags of a run that acts and learns on devices and steps environments on the CPU."""
+
+    actor_devices: int = 1
+    """Devices that act: the first there are."""
+    learner_devices: int = 1
+    """Devices that learn: those after them; where there are not enough, both use the same."""
+    actor_threads: int = 1
+    """Threads of each actor device, with environments of their own."""
+    envs_per_thread: int | None = None
+    """Environments of a thread, in place of --num-envs; None divides --num-envs among the threads."""
+    groups: int = 2
+    """Batches that a thread's environments form: one steps while another is acted for."""
+    queue_depth: int = 1
+    """Rollouts of a thread that may wait for the learner."""
+    max_lag: int | None = None
+    """Rollouts whose policy is more updates old than this are dropped; None keeps all."""
+    lockstep: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Let each rollout wait for the update before it, as if all were one program."""
+    actor_timeout: float = 60.0
+    """Seconds without a step after which a thread counts as hung, and the run ends."""
+
+    def number_of_devices(self) -> int | None:
+        """Return how many both need, where one does not do for both."""
+        needed = self.actor_devices + self.learner_devices
+        return needed if needed > 2 else None
+
+    def number_of_envs(self) -> int:
+        """Return the environments of all threads."""
+        if self.envs_per_thread is None:
+            return self.num_envs
+        return self.envs_per_thread * self.actor_threads * self.actor_devices
+
+    def placement(self) -> Placement:
+        """Return Sebulba as these flags say."""
+        names = [field.name for field in dataclasses.fields(podium.Sebulba)]
+        return podium.Sebulba(**{name: getattr(self, name) for name in names})
 
 
 class Chosen(NamedTuple):
@@ -148,7 +222,7 @@ def main(
     """Train as the command line says.
 
     Args:
-      flags_class: `RunFlags` with the fields of `agents.Config`.
+      flags_class: `AnakinFlags` or `SebulbaFlags` with the fields of `agents.Config`.
       agents: module of the agent: `Config` and `make`.
       presets: by name.
       sizes_in_words: `(agent config, Sizes) -> rows of the plan` about what an iteration learns from.
@@ -220,38 +294,32 @@ def _train(
     flags, preset = parse(flags_class, presets, argv)
     if flags.resume and flags.run_dir is None:
         raise ValueError("--resume needs --run-dir, the folder of the run to go on with.")
-    for name in ("num_steps", "eval_episodes", "keep_checkpoints"):
-        if getattr(flags, name) < 1:
-            raise ValueError(f"{name}={getattr(flags, name)} must be a positive integer.")
     if not 0 <= flags.seed < 2**32:
         raise ValueError(f"seed={flags.seed} must lie between 0 and 2**32 - 1.")
     if flags.cpu_threads is not None:
         request_cpu_threads(flags.cpu_threads)
-    if flags.devices is not None and (sentence := podium.request_devices(flags.devices)):
+    devices = flags.number_of_devices()
+    if devices is not None and (sentence := podium.request_devices(devices)):
         print(sentence)
     if flags.compilation_cache:
         use_compilation_cache()
     config = agent_config(agents.Config, flags)
     agent = agents.make(config)
-    options = _options(flags.env_options)
-    try:
-        env = podium.envs.make(flags.env, **options)
-    except RuntimeError as error:  # Data that the environment needs are missing.
-        raise ValueError(str(error)) from error
-    if flags.resume and flags.run_dir is not None:
-        RunFolder.open(flags.run_dir)
-    placement = podium.Anakin(devices=flags.devices)
     run_dir = flags.run_dir or default_run_dir(f"{agent.name}-{flags.env}")
-    print(plan(flags, agent, env, placement, run_dir, preset, lambda sizes: sizes_in_words(config, sizes)), flush=True)
+
+    def announce(program: Program, schedule: Schedule) -> None:
+        learning = sizes_in_words(config, program.sizes)
+        print(plan(flags, program, schedule, run_dir, preset, learning), flush=True)
+
     result = podium.train(
         agent,
         flags.env,
         num_steps=flags.num_steps,
-        num_envs=flags.num_envs,
+        num_envs=flags.number_of_envs(),
         rollout_length=flags.rollout_length,
-        placement=placement,
+        placement=flags.placement(),
         seed=flags.seed,
-        seeds=flags.seeds,
+        seeds=flags.number_of_seeds(),
         num_lanes=flags.num_lanes,
         eval_every=flags.eval_every,
         eval_episodes=flags.eval_episodes,
@@ -262,7 +330,8 @@ def _train(
         keep_checkpoints=flags.keep_checkpoints,
         progress=flags.progress,
         wandb=flags.wandb,
-        env_options=options,
+        env_options=_options(flags.env_options),
+        announce=announce,
     )
     if result.interrupted:
         return 128 + signal.Signals[result.interrupted]
@@ -271,49 +340,25 @@ def _train(
 
 
 def plan(
-    flags: RunFlags,
-    agent: Agent,
-    env: Env,
-    placement: podium.Anakin,
-    run_dir: Path,
-    preset: str,
-    sizes_in_words: Callable[[Sizes], Mapping[str, str]],
+    flags: RunFlags, program: Program, schedule: Schedule, run_dir: Path, preset: str, learning: Mapping[str, str]
 ) -> str:
-    """Return in lines what is about to happen.
-
-    Raises:
-      ValueError: for sizes that do not fit.
-    """
-    per_update = flags.num_envs * flags.rollout_length
-    if flags.num_envs < 1 or flags.rollout_length < 1:
-        raise ValueError(
-            f"num_envs={flags.num_envs} and rollout_length={flags.rollout_length} must be positive integers."
-        )
-    schedule = make_schedule(flags.num_steps, per_update, flags.eval_every, flags.checkpoint_every, flags.log_every)
-    program = placement.build(
-        agent,
-        env,
-        num_envs=flags.num_envs,
-        rollout_length=flags.rollout_length,
-        seeds=flags.seeds,
-        num_lanes=flags.num_lanes,
-    )
-    devices, sizes = program.devices, program.sizes
-    by_seed = flags.seeds > 1 and flags.seeds % len(devices) == 0
+    """Return in lines what is about to happen; `learning` are rows about what an iteration learns from."""
+    devices, sizes, per_update = program.devices, program.sizes, schedule.steps_per_update
+    by_seed = sizes.seeds > 1 and sizes.seeds % len(devices) == 0
     steps = schedule.total * per_update
     rounded = "" if steps == flags.num_steps else f", rounded down from {flags.num_steps:,} to whole rollouts"
-    share = f"{flags.seeds // len(devices)} whole runs" if by_seed else f"{flags.num_envs // len(devices)} environments"
+    share = f"{sizes.seeds // len(devices)} whole runs" if by_seed else f"{sizes.num_envs // len(devices)} environments"
     rows = {
-        "agent": agent.name,
+        "agent": program.agent.name,
         "environment": flags.env + "".join(f" {option}" for option in flags.env_options),
-        "actions": _actions(env),
+        "actions": _actions(program.env),
         "preset": preset,
         "devices": f"{len(devices)} {devices[0].platform} ({devices[0].device_kind}), {share} on each",
-        "seeds": str(flags.seeds) + (f" independent runs from seed {flags.seed}" if flags.seeds > 1 else ""),
-        "environments": f"{flags.num_envs} x {flags.rollout_length} steps a rollout, in {sizes.num_lanes} lanes",
-        "steps": f"{steps:,}{' a seed' if flags.seeds > 1 else ''}{rounded}",
+        "seeds": str(sizes.seeds) + (f" independent runs from seed {flags.seed}" if sizes.seeds > 1 else ""),
+        "environments": f"{sizes.num_envs} x {sizes.rollout_length} steps a rollout, in {sizes.num_lanes} lanes",
+        "steps": f"{steps:,}{' a seed' if sizes.seeds > 1 else ''}{rounded}",
         "updates": f"{schedule.total:,} rollouts of {per_update:,} steps",
-        **sizes_in_words(sizes),
+        **learning,
         "evaluations": f"{_times(schedule, schedule.evaluate)} of {flags.eval_episodes} episodes",
         "checkpoints": f"{_times(schedule, schedule.checkpoint)}, keeping {flags.keep_checkpoints} and the best",
         "run folder": f"{run_dir}{' (resumed)' if flags.resume else ''}",

@@ -18,7 +18,7 @@ from podium.placement.program import Sizes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags(dqn.Config, cli.RunFlags):
+class Flags(dqn.Config, cli.AnakinFlags):
     """Flags of a DQN run."""
 
     num_envs: int = 16

@@ -20,13 +20,18 @@ from podium.placement.program import Sizes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags(ppo.Config, cli.RunFlags):
-    """Flags of a PPO run."""
+class PPOFlags(ppo.Config):
+    """Hyperparameters of PPO, the usual names beside podium's."""
 
     num_epochs: Annotated[int, tyro.conf.arg(aliases=("--epochs",))] = ppo.Config.num_epochs
     """Passes over each rollout."""
     num_minibatches: Annotated[int, tyro.conf.arg(aliases=("--minibatches",))] = ppo.Config.num_minibatches
     """Parts of one pass, a gradient step each."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(PPOFlags, cli.AnakinFlags):
+    """Flags of a PPO run."""
 
 
 def sizes_in_words(config: ppo.Config, sizes: Sizes) -> Mapping[str, str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -108,3 +109,35 @@ class Agent(NamedTuple):
     rollout_length: int = 128
     name: str = "agent"
     config: Any = None
+
+
+def check_fields(
+    config: Any,
+    positive: Sequence[str] = (),
+    not_negative: Sequence[str] = (),
+    fractions: Sequence[str] = (),
+    counts: Sequence[str] = (),
+) -> None:
+    """Refuse a config with a field out of range.
+
+    Args:
+      config: a dataclass.
+      positive: names of fields that must be finite and above 0.
+      not_negative: finite and 0 or more.
+      fractions: 0 to 1.
+      counts: integers of 1 or more.
+
+    Raises:
+      ValueError: naming the first such field, its value and the rule.
+    """
+    rules: list[tuple[Sequence[str], Callable[[Any], bool], str]] = [
+        (counts, lambda x: isinstance(x, int) and not isinstance(x, bool) and x >= 1, "an integer of 1 or more"),
+        (positive, lambda x: 0 < x < math.inf, "finite and greater than 0"),
+        (not_negative, lambda x: 0 <= x < math.inf, "finite and 0 or more"),
+        (fractions, lambda x: 0 <= x <= 1, "between 0 and 1"),
+    ]
+    for names, holds, rule in rules:
+        for name in names:
+            value, usual = getattr(config, name), getattr(type(config), name)
+            if not holds(value):
+                raise ValueError(f"{name}={value!r} must be {rule}; {usual} is usual.")

@@ -1,9 +1,9 @@
-"""The two environment contracts: `Env` (pure functions, on the accelerator) and `HostEnv` (batched, on the CPU)."""
+"""The contract of environments as pure functions, and automatic reset; `podium.host` is for those on the CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,29 +29,6 @@ class Env(NamedTuple):
     step: Callable[[Key, PyTree, Array], tuple[PyTree, TimeStep]]
     render: Callable[[PyTree], np.ndarray] | None = None
     resets_itself: bool = False
-
-
-class HostEnv(Protocol):
-    """A batch of environments that runs on the CPU, outside the compiled program.
-
-    Every array has a leading axis of `num_envs` and lies in NumPy. Rows that are no transition (an environment
-    that resets in the NEXT step) carry `valid=False`.
-    """
-
-    spec: EnvSpec
-    num_envs: int
-
-    def reset(self, seed: int) -> TimeStep:
-        """Start every environment; `seed` fixes everything random that follows."""
-        ...
-
-    def step(self, action: np.ndarray) -> TimeStep:
-        """Advance every environment by one action and wait for all; raises ValueError for bad actions."""
-        ...
-
-    def close(self) -> None:
-        """Release threads and memory."""
-        ...
 
 
 def restart(obs: PyTree, info: dict[str, Any] | None = None) -> TimeStep:

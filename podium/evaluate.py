@@ -12,6 +12,7 @@ import numpy as np
 
 from podium.agent import Agent
 from podium.env import Env
+from podium.host import HostEnvs
 from podium.types import Array, EnvSpec, Key, PyTree
 
 DEFAULT_MAX_STEPS = 10_000
@@ -82,9 +83,7 @@ def make_evaluator(
       ValueError: for numbers that are not positive.
     """
     max_steps = max_steps or env.spec.max_episode_steps or DEFAULT_MAX_STEPS
-    for name, value in (("num_episodes", num_episodes), ("max_steps", max_steps)):
-        if value < 1:
-            raise ValueError(f"{name}={value} must be a positive integer.")
+    _check_positive(num_episodes=num_episodes, max_steps=max_steps)
 
     def evaluate(key: Key, params: PyTree) -> dict[str, Array]:
         reset_key, play_key = jax.random.split(key)
@@ -119,8 +118,60 @@ def make_evaluator(
     return evaluate
 
 
+def make_host_evaluator(
+    agent: Agent, envs: HostEnvs, num_episodes: int, max_steps: int | None = None, greedy: bool = True
+) -> Callable[[Key, PyTree], dict[str, Array]]:
+    """Return what `make_evaluator` returns, for environments on the CPU: a function that is not to be compiled.
+
+    It plays in environments of its own, by the protocol of `envs.evaluation` where there is one. They are made at every
+    call, so that equal keys give equal episodes.
+
+    Raises:
+      ValueError: for numbers that are not positive.
+    """
+    task = envs.evaluation or envs
+    max_steps = max_steps or task.spec.max_episode_steps or DEFAULT_MAX_STEPS
+    _check_positive(num_episodes=num_episodes, max_steps=max_steps)
+    act = jax.jit(agent.act, static_argnums=5)
+
+    def evaluate(key: Key, params: PyTree) -> dict[str, Array]:
+        seed_key, play_key = jax.random.split(key)
+        env = task.make(num_episodes, int(jax.random.randint(seed_key, (), 0, 2**31 - 1)), 0)
+        try:
+            timestep = env.reset()
+            carry, first = agent.carry(task.spec, num_episodes), np.ones(num_episodes, bool)
+            total, length, done = np.zeros(num_episodes), np.zeros(num_episodes), np.zeros(num_episodes, bool)
+            for t in range(max_steps):
+                keys = jax.random.split(jax.random.fold_in(play_key, t), num_episodes)
+                output = act(keys, params, carry, timestep.obs, first, greedy)
+                carry, first = output.carry, np.zeros(num_episodes, bool)
+                env.send(np.asarray(output.action))
+                timestep = env.recv()
+                total += np.where(done, 0.0, timestep.info.get("raw_reward", timestep.reward))
+                length += ~done
+                done |= np.asarray(timestep.info.get("episode_end", timestep.last))
+                if done.all():
+                    break
+        finally:
+            env.close()
+        return {
+            "eval_return": total.mean(),
+            "eval_return_std": total.std(),
+            "eval_return_min": total.min(),
+            "eval_length": length.mean(),
+            "eval_unfinished": 1.0 - done.mean(),
+        }
+
+    return evaluate
+
+
 def evaluate(
-    policy: Policy, env: Env, num_episodes: int = 128, seed: int = 0, max_steps: int | None = None, greedy: bool = True
+    policy: Policy,
+    env: Env | HostEnvs,
+    num_episodes: int = 128,
+    seed: int = 0,
+    max_steps: int | None = None,
+    greedy: bool = True,
 ) -> dict[str, float]:
     """Play episodes with a policy.
 
@@ -139,5 +190,15 @@ def evaluate(
     Raises:
       ValueError: for numbers that are not positive.
     """
-    function = jax.jit(make_evaluator(policy.agent, env, num_episodes, max_steps, greedy))
+    function: Callable[[Key, PyTree], dict[str, Array]]
+    if isinstance(env, HostEnvs):
+        function = make_host_evaluator(policy.agent, env, num_episodes, max_steps, greedy)
+    else:
+        function = jax.jit(make_evaluator(policy.agent, env, num_episodes, max_steps, greedy))
     return {name: float(np.asarray(value)) for name, value in function(jax.random.key(seed), policy.params).items()}
+
+
+def _check_positive(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise ValueError(f"{name}={value} must be a positive integer.")

@@ -156,7 +156,13 @@ def python_scan(step: Callable[..., Any], carry: PyTree, inputs: PyTree) -> tupl
     return carry, jax.tree.map(lambda *x: jnp.stack(x), *outputs)
 
 
-def choose_lanes(num_envs: int, num_devices: int, requested: int | None, divides: Callable[[int], bool]) -> int:
+def choose_lanes(
+    num_envs: int,
+    num_devices: int,
+    requested: int | None,
+    divides: Callable[[int], bool],
+    refusal: Callable[[str, int], str],
+) -> int:
     """Return the number of lanes: what was requested, or the largest of 8, 4, 2, 1 that everything allows.
 
     Args:
@@ -164,6 +170,8 @@ def choose_lanes(num_envs: int, num_devices: int, requested: int | None, divides
       num_devices: of the mesh; must divide the number of lanes.
       requested: by the user, or None.
       divides: tells whether the agent's minibatches can be cut into so many lanes.
+      refusal: `(name, number) -> sentence` for when they cannot; name is what asks for so many lanes, "num_lanes" or
+        "num_devices".
 
     Raises:
       ValueError: naming what does not divide what, and values that would.
@@ -184,11 +192,7 @@ def choose_lanes(num_envs: int, num_devices: int, requested: int | None, divides
     for lanes in candidates:
         if divides(lanes):
             return lanes
-    raise ValueError(
-        f"num_envs={num_envs} in {candidates[-1]} lanes (num_devices={num_devices}) leaves lanes whose share "
-        "the agent's minibatches do not divide; use more environments, fewer devices, or a num_minibatches or "
-        "batch_size that divides evenly."
-    )
+    raise ValueError(refusal("num_devices" if requested is None else "num_lanes", candidates[-1]))
 
 
 def plan_divides(agent: Agent, plan: Plan, num_lanes: int) -> bool:
@@ -198,3 +202,23 @@ def plan_divides(agent: Agent, plan: Plan, num_lanes: int) -> bool:
     time, batch = jax.tree.leaves(plan.data)[0].shape[:2]
     units = (time if plan.unit == "step" else 1) * batch // num_lanes
     return units % plan.num_minibatches == 0 and units >= plan.num_minibatches
+
+
+def why_not_divides(agent: Agent, plan: Plan, name: str, num_lanes: int) -> str:
+    """Say which number `plan_divides` refuses, and the nearest that it would not; `name` is what asks for the lanes."""
+    if agent.replay is not None:
+        size = agent.replay.batch_size
+        near = [n for n in (size // num_lanes * num_lanes, -(-size // num_lanes) * num_lanes) if n]
+        return f"batch_size={size} is not divisible by {name}={num_lanes}; use {' or '.join(map(str, near))}."
+    time, batch = jax.tree.leaves(plan.data)[0].shape[:2]
+    share, parts = batch // num_lanes, plan.num_minibatches
+    units = share * time if plan.unit == "step" else share
+    what = f"{units} steps of a rollout ({share} x {time})" if plan.unit == "step" else f"{units} environments"
+    where = f" in each of num_lanes={num_lanes}" if name == "num_lanes" else f" on each of {num_lanes} devices"
+    below = next(n for n in range(min(parts - 1, units), 0, -1) if units % n == 0)
+    above = next((n for n in range(parts + 1, units + 1) if units % n == 0), below)
+    near = sorted({below, above})
+    return (
+        f"num_minibatches={parts} does not divide the {what}{'' if num_lanes == 1 else where}; "
+        f"use {' or '.join(map(str, near))}."
+    )

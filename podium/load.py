@@ -11,6 +11,7 @@ from podium.agent import Agent
 from podium.checkpoint import Checkpoints
 from podium.env import Env
 from podium.evaluate import Policy
+from podium.host import HostEnvs
 from podium.runs import RunFolder
 from podium.types import PyTree
 
@@ -20,7 +21,7 @@ def load(
     *,
     step: int | str | None = None,
     agent: Agent | None = None,
-    env: Env | None = None,
+    env: Env | HostEnvs | None = None,
     seed: int = 0,
 ) -> Policy:
     """Return the policy that a run trained.
@@ -29,7 +30,8 @@ def load(
       run_dir: the run folder.
       step: environment steps of a checkpoint, "best" for the one with the highest evaluation, None for the newest.
       agent: as trained; None makes it anew from the folder's config, by its registered name.
-      env: as trained; None makes it anew, likewise.
+      env: as trained; None makes it anew, likewise. One that was given as an object is made by its name only where
+        that gives the same spec.
       seed: which of several seeds, from 0.
 
     Returns:
@@ -64,19 +66,36 @@ def load(
     return Policy(agent, agent.actor(state), env.spec)
 
 
-def load_env(folder: RunFolder) -> Env:
+def load_env(folder: RunFolder) -> Env | HostEnvs:
     """Make the environment of a run again.
 
     Raises:
-      ValueError: it was not made by name.
+      ValueError: its name does not make it again.
     """
     from podium import envs
 
     name, options = _read_record(folder, "env", "options")
+    record = folder.config["env"]
+    if record.get("options") is None:
+        return _load_object(folder, name, record.get("object"))
     try:
         return envs.make(name, **options)
     except (TypeError, ValueError) as error:  # TypeError: an option of the wrong type.
         raise ValueError(f"The environment of {folder.path} cannot be made by name; pass env=. {error}") from error
+
+
+def _load_object(folder: RunFolder, name: str, record: Any) -> Env | HostEnvs:
+    """Make an environment that training was given as an object: by its name, if what that makes has the same spec."""
+    from podium import envs
+
+    if isinstance(record, dict) and name in envs.names():
+        env = envs.make(name)
+        if env.spec.sha256() == record.get("spec_sha256"):
+            return env
+    raise ValueError(
+        f"The environment of {folder.path} was given as an object, and its name {name!r} does not make it again; pass "
+        "the environment yourself: podium.load(run_dir, env=...)."
+    )
 
 
 def _load_agent(folder: RunFolder) -> Agent:

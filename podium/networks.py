@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -17,16 +16,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from podium.agent import ActOutput
+from podium.ops import returns
 from podium.ops.distributions import Categorical, DiagGaussian
-from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree
+from podium.torsos import Torso, apply_module, check_choice, check_sizes, make_torso
+from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "tanh": jnp.tanh,
-    "relu": jax.nn.relu,
-    "silu": jax.nn.silu,
-    "gelu": jax.nn.gelu,
-    "elu": jax.nn.elu,
-}
 NARROW = 5
 """Up to so many outputs a linear head is computed column by column."""
 
@@ -59,20 +54,6 @@ class ActorCritic(NamedTuple):
     value: Array
 
 
-class MLP(nn.Module):
-    """Dense layers with an activation after each; orthogonal initialisation of gain sqrt(2)."""
-
-    hidden_sizes: Sequence[int]
-    activation: str = "tanh"
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        """Return features [..., n]."""
-        for size in self.hidden_sizes:
-            x = ACTIVATIONS[self.activation](nn.Dense(size, kernel_init=nn.initializers.orthogonal(2**0.5))(x))
-        return x
-
-
 class GRU(nn.Module):
     """One step of a gated recurrent unit on memory [B, size]."""
 
@@ -93,33 +74,6 @@ class LSTM(nn.Module):
     def __call__(self, memory: tuple[Array, Array], x: Array) -> tuple[tuple[Array, Array], Array]:
         """Return the next memory and the output."""
         return nn.OptimizedLSTMCell(self.size)(memory, x)
-
-
-def flatten_obs(obs: PyTree, leading: int, width: int | None = None) -> Array:
-    """Flatten the parts of an observation into float vectors [..., n] behind `leading` batch axes.
-
-    A lone integer scalar becomes a one-hot vector of `width`, unless that is 1 (an integer `ArraySpec`, a number).
-    """
-    leaves = jax.tree.leaves(obs)
-    integer = jnp.issubdtype(leaves[0].dtype, jnp.integer)
-    if len(leaves) == 1 and leaves[0].ndim == leading and integer and width != 1:
-        assert width is not None, "a discrete observation needs its number of values"
-        return jax.nn.one_hot(leaves[0], width)
-    parts = [x.reshape(*x.shape[:leading], -1).astype(jnp.float32) for x in leaves]
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
-
-
-def _obs_width(spec: EnvSpec) -> int:
-    """Return the length of the vector `flatten_obs` makes of one observation."""
-    leaves = jax.tree.leaves(spec.obs, is_leaf=lambda x: isinstance(x, ArraySpec | DiscreteSpec))
-    if len(leaves) == 1 and isinstance(leaves[0], DiscreteSpec):
-        return leaves[0].num_values
-    return sum(math.prod(leaf.shape) for leaf in leaves)
-
-
-def _apply(module: nn.Module, params: PyTree, *args: Any) -> Any:
-    """Call a module; flax's own type allows for a second result, which there is only on request."""
-    return module.apply(params, *args)
 
 
 def _linear(key: Key, inputs: int, outputs: int, scale: float) -> PyTree:
@@ -161,48 +115,50 @@ def apply_policy(params: PyTree, x: Array) -> Categorical | DiagGaussian:
 
 
 def actor_critic(
-    hidden_sizes: Sequence[int] = (64, 64), activation: str = "tanh", memory: str = "none", memory_size: int = 64
+    hidden_sizes: Sequence[int] = (64, 64),
+    activation: str = "tanh",
+    memory: str = "none",
+    memory_size: int = 64,
+    torso: str | nn.Module = "mlp",
+    dtype: str = "float32",
 ) -> Network:
-    """Make a policy and a value: two MLPs, or with memory one MLP, a GRU or LSTM, and two linear heads.
+    """Make a policy and a value: two MLPs; or with convolutions or memory one torso, the memory, and two linear heads.
 
     Args:
       hidden_sizes: of each MLP.
       activation: one of `ACTIVATIONS`.
       memory: "none", "gru" or "lstm".
       memory_size: units of the memory.
+      torso: see `make_torso`.
+      dtype: that torsos compute in; memory and heads compute in float32.
 
     Returns:
       a `Network` whose output is `ActorCritic`.
 
     Raises:
-      ValueError: for an unknown activation or memory, or sizes that are not positive.
+      ValueError: for an unknown name, or sizes that are not positive.
     """
-    _check_choice("activation", activation, tuple(ACTIVATIONS))
-    _check_choice("memory", memory, MEMORIES)
-    _check_sizes("hidden_sizes", hidden_sizes)
-    torso = MLP(tuple(hidden_sizes), activation)
+    encoder = make_torso(torso, hidden_sizes, activation, dtype)
+    check_choice("memory", memory, MEMORIES)
     if memory == "none":
-        return _feed_forward_actor_critic(torso)
-    _check_sizes("memory_size", (memory_size,))
-    return _recurrent_actor_critic(torso, GRU(memory_size) if memory == "gru" else LSTM(memory_size), memory_size)
+        return _shared_actor_critic(encoder) if encoder.shared else _two_torso_actor_critic(encoder)
+    check_sizes("memory_size", (memory_size,))
+    return _shared_actor_critic(encoder, GRU(memory_size) if memory == "gru" else LSTM(memory_size))
 
 
-def _feed_forward_actor_critic(torso: MLP) -> Network:
+def _two_torso_actor_critic(torso: Torso) -> Network:
     def init(key: Key, spec: EnvSpec) -> PyTree:
         actor_key, critic_key, policy_key, value_key = jax.random.split(key, 4)
-        x = jnp.zeros((1, _obs_width(spec)))
-        width = torso.hidden_sizes[-1]
         return {
-            "actor": torso.init(actor_key, x),
-            "critic": torso.init(critic_key, x),
-            "policy": init_policy(policy_key, width, spec),
-            "value": _linear(value_key, width, 1, 1.0),
+            "actor": torso.init(actor_key, spec),
+            "critic": torso.init(critic_key, spec),
+            "policy": init_policy(policy_key, torso.width, spec),
+            "value": _linear(value_key, torso.width, 1, 1.0),
         }
 
     def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> ActorCritic:
-        x = flatten_obs(obs, first.ndim, params["actor"]["params"]["Dense_0"]["kernel"].shape[0])
-        policy = apply_policy(params["policy"], _apply(torso, params["actor"], x))
-        return ActorCritic(policy, _apply_value(params["value"], _apply(torso, params["critic"], x)))
+        policy = apply_policy(params["policy"], torso.apply(params["actor"], obs, first.ndim))
+        return ActorCritic(policy, _apply_value(params["value"], torso.apply(params["critic"], obs, first.ndim)))
 
     def apply(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[ActorCritic, PyTree]:
         return unroll(params, memory, obs, first), memory
@@ -210,41 +166,89 @@ def _feed_forward_actor_critic(torso: MLP) -> Network:
     return Network(init, lambda num_envs: (), apply, unroll)
 
 
-def _recurrent_actor_critic(torso: MLP, cell: GRU | LSTM, size: int) -> Network:
+def _shared_actor_critic(torso: Torso, cell: GRU | LSTM | None = None) -> Network:
     def carry(num_envs: int) -> PyTree:
-        zeros = jnp.zeros((num_envs, size), jnp.float32)
+        if cell is None:
+            return ()
+        zeros = jnp.zeros((num_envs, cell.size), jnp.float32)
         return (zeros, zeros) if isinstance(cell, LSTM) else zeros
 
     def init(key: Key, spec: EnvSpec) -> PyTree:
         torso_key, cell_key, policy_key, value_key = jax.random.split(key, 4)
+        params = {"torso": torso.init(torso_key, spec)}
+        if cell is not None:
+            params["memory"] = cell.init(cell_key, carry(1), jnp.zeros((1, torso.width)))
+        width = torso.width if cell is None else cell.size
         return {
-            "torso": torso.init(torso_key, jnp.zeros((1, _obs_width(spec)))),
-            "memory": cell.init(cell_key, carry(1), jnp.zeros((1, torso.hidden_sizes[-1]))),
-            "policy": init_policy(policy_key, size, spec),
-            "value": _linear(value_key, size, 1, 1.0),
+            **params,
+            "policy": init_policy(policy_key, width, spec),
+            "value": _linear(value_key, width, 1, 1.0),
         }
-
-    def encode(params: PyTree, obs: PyTree, first: Array) -> Array:
-        width = params["torso"]["params"]["Dense_0"]["kernel"].shape[0]
-        return _apply(torso, params["torso"], flatten_obs(obs, first.ndim, width))
 
     def heads(params: PyTree, x: Array) -> ActorCritic:
         return ActorCritic(apply_policy(params["policy"], x), _apply_value(params["value"], x))
 
     def step(params: PyTree, memory: PyTree, x: Array, first: Array) -> tuple[PyTree, Array]:
+        assert cell is not None
         memory = jax.tree.map(lambda m: jnp.where(first[:, None], 0.0, m), memory)
-        return _apply(cell, params, memory, x)
+        return apply_module(cell, params, memory, x)
 
     def apply(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[ActorCritic, PyTree]:
-        memory, x = step(params["memory"], memory, encode(params, obs, first), first)
+        x = torso.apply(params["torso"], obs, first.ndim)
+        if cell is not None:
+            memory, x = step(params["memory"], memory, x, first)
         return heads(params, x), memory
 
     def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> ActorCritic:
-        x = encode(params, obs, first)
-        outputs = _scan_groups(step, params["memory"], memory, x, first)
-        return heads(params, outputs)
+        x = torso.apply(params["torso"], obs, first.ndim)
+        return heads(params, x if cell is None else _scan_groups(step, params["memory"], memory, x, first))
 
-    return Network(init, carry, apply, unroll, recurrent=True)
+    return Network(init, carry, apply, unroll, recurrent=cell is not None)
+
+
+class Extras(NamedTuple):
+    """What acting leaves for learning, [B, ...]: `memory` is the one after the step (`()` without memory)."""
+
+    log_prob: Array
+    value: Array
+    memory: PyTree
+
+
+def act(
+    network: Network, keys: Key, params: PyTree, memory: PyTree, obs: PyTree, first: Array, greedy: bool
+) -> ActOutput:
+    """Act by an actor-critic network; the arguments are those of `Agent.act`, the extras `Extras`."""
+    output, memory = network.apply(params, memory, obs, first)
+    action = output.policy.mode() if greedy else output.policy.sample(keys)
+    return ActOutput(action, memory, Extras(output.policy.log_prob(action), output.value, memory))
+
+
+def next_values(
+    network: Network,
+    params: PyTree,
+    value: Array,
+    truncated: Array,
+    next_obs: PyTree,
+    memory: PyTree,
+    view: Callable[[PyTree], PyTree] = lambda obs: obs,
+) -> Array:
+    """Return V(s'_t) [T, B] by an actor-critic network; see `podium.ops.returns.next_values`.
+
+    Args:
+      network: whose output is `ActorCritic`.
+      params: of it.
+      value: [T, B], estimates at t.
+      truncated: [T, B] bool, cut and not terminated.
+      next_obs: [T, B, ...], reached by each step, before any reset.
+      memory: [T, B, ...], after each step.
+      view: applied to those observations that are evaluated.
+    """
+
+    def evaluate(inputs: tuple[PyTree, PyTree]) -> Array:
+        obs, memory = inputs
+        return network.apply(params, memory, view(obs), jnp.zeros(value.shape[1:], bool))[0].value
+
+    return returns.next_values(value, truncated, (next_obs, memory), evaluate)
 
 
 _batch_groups: contextvars.ContextVar[int] = contextvars.ContextVar("batch_groups", default=1)
@@ -282,15 +286,21 @@ def _scan_groups(step: Callable[..., Any], params: PyTree, memory: PyTree, x: Ar
     return parts.reshape(x.shape[0], x.shape[1], *parts.shape[3:])
 
 
-def q_network(hidden_sizes: Sequence[int] = (64, 64), activation: str = "relu", dueling: bool = False) -> Network:
-    """Make action values Q [..., A]: one MLP and a linear head, or two (Wang et al. 2016, eq. 9) when `dueling`.
+def q_network(
+    hidden_sizes: Sequence[int] = (64, 64),
+    activation: str = "relu",
+    dueling: bool = False,
+    torso: str | nn.Module = "mlp",
+    dtype: str = "float32",
+) -> Network:
+    """Make action values Q [..., A]: a torso and a linear head, or two (Wang et al. 2016, eq. 9) when `dueling`.
+
+    `torso` and `dtype` as in `actor_critic`.
 
     Raises:
-      ValueError: for an unknown activation or sizes that are not positive; from `init`, for continuous actions.
+      ValueError: for an unknown name or sizes that are not positive; from `init`, for continuous actions.
     """
-    _check_choice("activation", activation, tuple(ACTIVATIONS))
-    _check_sizes("hidden_sizes", hidden_sizes)
-    torso = MLP(tuple(hidden_sizes), activation)
+    encoder = make_torso(torso, hidden_sizes, activation, dtype)
 
     def init(key: Key, spec: EnvSpec) -> PyTree:
         if not isinstance(spec.action, DiscreteSpec):
@@ -298,16 +308,14 @@ def q_network(hidden_sizes: Sequence[int] = (64, 64), activation: str = "relu", 
                 f"the actions of {spec.name} are continuous; action values need discrete actions; use ppo."
             )
         torso_key, action_key, value_key = jax.random.split(key, 3)
-        width = torso.hidden_sizes[-1]
         params = {
-            "torso": torso.init(torso_key, jnp.zeros((1, _obs_width(spec)))),
-            "advantage": _linear(action_key, width, spec.action.num_values, 1.0),
+            "torso": encoder.init(torso_key, spec),
+            "advantage": _linear(action_key, encoder.width, spec.action.num_values, 1.0),
         }
-        return {**params, "value": _linear(value_key, width, 1, 1.0)} if dueling else params
+        return {**params, "value": _linear(value_key, encoder.width, 1, 1.0)} if dueling else params
 
     def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> Array:
-        x = flatten_obs(obs, first.ndim, params["torso"]["params"]["Dense_0"]["kernel"].shape[0])
-        x = _apply(torso, params["torso"], x)
+        x = encoder.apply(params["torso"], obs, first.ndim)
         advantage = _apply_linear(params["advantage"], x)
         if not dueling:
             return advantage
@@ -346,13 +354,3 @@ def from_nnx(make_module: Callable[[Key, EnvSpec], Any]) -> Network:
         return unroll(params, memory, obs, first), memory
 
     return Network(init, lambda num_envs: (), apply, unroll)
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(choices)}.")
-
-
-def _check_sizes(name: str, sizes: Sequence[int]) -> None:
-    if not sizes or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
-        raise ValueError(f"{name}={sizes} must be positive integers, at least one.")

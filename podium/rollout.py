@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from podium import episodes
+from podium import episodes, keys
 from podium.agent import Agent
 from podium.env import Env
 from podium.types import Array, Key, PyTree, Trajectory
@@ -19,6 +19,8 @@ class RolloutState(NamedTuple):
 
     Attributes:
       index: int32 [B], the global number of each environment: all randomness derives from it.
+      env_keys: uint32 [B, ...], words of the keys that the environments draw from; see `podium.keys`.
+      time: uint32 [B], steps since the start of the run.
       env_state: of the environments.
       obs: [B, ...], to act on next.
       first: [B] bool, whether `obs` begins an episode.
@@ -27,6 +29,8 @@ class RolloutState(NamedTuple):
     """
 
     index: Array  # type: ignore[assignment]  # a tuple has a method of that name, which nobody calls
+    env_keys: Array
+    time: Array
     env_state: PyTree
     obs: PyTree
     first: Array
@@ -34,16 +38,14 @@ class RolloutState(NamedTuple):
     episodes: episodes.Episodes
 
 
-def environment_keys(key: Key, index: Array) -> Key:
-    """Return one key an environment, [B], derived from its global number, so that no layout changes it."""
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, index)
-
-
 def begin(key: Key, env: Env, index: Array, carry: PyTree) -> RolloutState:
-    """Reset the environments numbered `index` [B]; `carry` is the agent's memory for them."""
-    env_state, timestep = jax.vmap(env.reset)(environment_keys(key, index))
+    """Reset the environments numbered `index` [B], which draw from `key`; `carry` is the agent's memory for them."""
+    env_keys = keys.environment_keys(key, index)
+    time = jnp.zeros(index.shape, jnp.uint32)
+    env_state, timestep = jax.vmap(env.reset)(keys.at_time(env_keys, time))
     first = jnp.ones(index.shape, bool)
-    return RolloutState(index, env_state, timestep.obs, first, carry, episodes.begin(index.shape[0]))
+    counted = episodes.begin(index.shape[0])
+    return RolloutState(index, jax.random.key_data(env_keys), time + 1, env_state, timestep.obs, first, carry, counted)
 
 
 def rollout(
@@ -59,7 +61,7 @@ def rollout(
     """Act for `num_steps` in every environment.
 
     Args:
-      key: of this rollout.
+      key: of this rollout's actions.
       agent: whose `act` chooses.
       env: one that resets itself.
       params: what `agent.actor` gave.
@@ -72,8 +74,8 @@ def rollout(
       the next state, a Trajectory [T, B, ...], and the episodes that ended, [T, B].
     """
 
-    def step(state: RolloutState, keys: tuple[Key, Key]) -> tuple[RolloutState, tuple]:
-        act_keys, env_keys = keys
+    def step(state: RolloutState, step_keys: tuple[Key, Key]) -> tuple[RolloutState, tuple]:
+        act_keys, env_keys = step_keys
         output = agent.act(act_keys, params, state.carry, state.obs, state.first, False)
         env_state, timestep = jax.vmap(env.step)(env_keys, state.env_state, output.action)
         counted, ended = episodes.accumulate(state.episodes, timestep)
@@ -87,17 +89,13 @@ def rollout(
             state.first,
             output.extras,
         )
-        following = RolloutState(state.index, env_state, timestep.obs, timestep.last, output.carry, counted)
+        following = state._replace(
+            env_state=env_state, obs=timestep.obs, first=timestep.last, carry=output.carry, episodes=counted
+        )
         return following, (row, timestep.valid, ended)
 
-    keys = _step_keys(environment_keys(key, state.index), num_steps)
-    end, (row, valid, ended) = fold(step, state, keys)
+    act_keys = keys.at_times(keys.environment_keys(key, state.index), jnp.zeros_like(state.time), num_steps)
+    env_keys = keys.at_times(jax.random.wrap_key_data(state.env_keys), state.time, num_steps)
+    end, (row, valid, ended) = fold(step, state, (act_keys, env_keys))
     trajectory = Trajectory(*(*row, state.carry, end.carry, version, valid))
-    return end, trajectory, ended
-
-
-def _step_keys(keys: Key, num_steps: int) -> tuple[Key, Key]:
-    """Return keys to act and keys to step, [T, B] each, at once: one large draw is cheaper than many small."""
-    times = jnp.arange(num_steps)
-    pairs = jax.vmap(lambda time: jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, time)))(keys))(times)
-    return pairs[..., 0], pairs[..., 1]
+    return end._replace(time=state.time + num_steps), trajectory, ended

@@ -61,8 +61,7 @@ class RunFolder:
           ValueError: the folder has something in it, cannot be written, or the disk is nearly full.
         """
         path = Path(path)
-        _check_vacant(path)
-        _check_space(path, min_free_bytes)
+        check_new_folder(path, min_free_bytes)
         record = to_jsonable(
             {
                 "schema": SCHEMA,
@@ -151,6 +150,16 @@ class RunFolder:
             return dict(json.loads(self.summary.read_text()))
         except FileNotFoundError:
             return None
+
+
+def check_new_folder(path: Path | str, min_free_bytes: int = MIN_FREE_BYTES) -> None:
+    """Check that a run folder can be made, and make nothing.
+
+    Raises:
+      ValueError: as `RunFolder.create` does.
+    """
+    _check_vacant(Path(path))
+    _check_space(Path(path), min_free_bytes)
 
 
 def compare_config(old: Mapping[str, Any], new: Mapping[str, Any], may_change: Set[str] = frozenset()) -> None:

@@ -45,6 +45,12 @@ class Sinks(list[Any]):
         for sink in list(self):
             self._call(sink, sink.write, row)
 
+    def show(self, row: Row) -> None:
+        """Hand a row that is not whole yet to the line of progress."""
+        for sink in list(self):
+            if isinstance(sink, TerminalSink):
+                self._call(sink, sink.show, row)
+
     def close(self, summary: Row) -> None:
         """Close every sink, then raise the error of an essential one, if any."""
         failed: Exception | None = None
@@ -163,6 +169,10 @@ class TerminalSink:
 
     def write(self, row: Row) -> None:
         """Show one row."""
+        self.show(row)
+
+    def show(self, row: Row) -> None:
+        """Show one row, or how far the next has got."""
         if not self.progress:
             return
         self._eval_return = row.get("eval_return", self._eval_return)

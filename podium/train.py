@@ -19,12 +19,13 @@ import numpy as np
 from podium.agent import Agent
 from podium.checkpoint import Checkpoints, params_sha256
 from podium.env import Env
-from podium.evaluate import Policy, make_evaluator
+from podium.evaluate import Policy, make_evaluator, make_host_evaluator
+from podium.host import HostEnvs
 from podium.placement.anakin import Anakin
 from podium.placement.program import Placement, Program
-from podium.runs import RunFolder, compare_config
+from podium.runs import RunFolder, check_new_folder, compare_config
 from podium.sinks import CurveSink, JsonlSink, Sinks, TerminalSink, WandbSink, read_metrics
-from podium.types import PyTree
+from podium.types import EnvSpec, PyTree
 
 MAY_CHANGE = frozenset({"num_steps", "eval_every", "eval_episodes", "checkpoint_every", "log_every", "devices"})
 """What a resumed run may do otherwise than the run it goes on with."""
@@ -116,7 +117,7 @@ def make_schedule(
 
 def train(
     agent: Agent,
-    env: Env | str,
+    env: Env | HostEnvs | str,
     *,
     num_steps: int,
     num_envs: int = 64,
@@ -136,6 +137,7 @@ def train(
     wandb: Literal["disabled", "offline", "online"] = "disabled",
     sinks: Sequence[Any] = (),
     env_options: Mapping[str, Any] | None = None,
+    announce: Callable[[Program, Schedule], None] | None = None,
 ) -> Result:
     """Train an agent in an environment.
 
@@ -161,6 +163,7 @@ def train(
       wandb: "disabled", "offline" or "online".
       sinks: further places for metrics, objects with `write(row)` and `close(summary)`.
       env_options: of `podium.envs.make`, where `env` is a name.
+      announce: called once with what is about to run: after every check, before anything is compiled or written.
 
     Returns:
       a `Result`.
@@ -188,7 +191,9 @@ def train(
     env, env_record = _resolve_env(env, env_options)
     placement = Anakin() if placement is None else placement
     schedule = make_schedule(num_steps, num_envs * rollout_length, eval_every, checkpoint_every, log_every)
-    longest = max(schedule.next_stop(update) - update for update in _stops(schedule))
+    folder = _find_folder(run_dir, resume)
+    # No two stops lie further apart than the beginning and the first.
+    longest = min(schedule.next_stop(0), _Pace.LONGEST)
     program = placement.build(
         agent,
         env,
@@ -213,15 +218,21 @@ def train(
         "log_every": log_every,
         "devices": len(program.devices),
     }
-    evaluator = _Evaluator(program, env, eval_episodes, seed)
-    folder = _open_folder(run_dir, resume, config, placement)
-    run = _Run(program, schedule, evaluator, folder, keep_checkpoints)
+    run = _Run(program, schedule, _Evaluator(program, env, eval_episodes, seed), longest)
     with contextlib.ExitStack() as stack:
         stack.callback(run.close)
-        state = run.restore(seed) if resume else program.init(seed)
-        earlier = run.rows
-        run.sinks.extend(_make_sinks(folder, schedule, earlier, progress, wandb, config, sinks))
-        return run.loop(state)
+        stack.callback(program.close)
+        state = run.restore(folder, config, keep_checkpoints) if folder else None
+        if announce is not None:
+            announce(program, schedule)
+        caught = stack.enter_context(_catch_signals())
+        if run_dir is not None and folder is None:
+            run.keep_in(RunFolder.create(run_dir, config, placement.explain()), keep_checkpoints)
+        state = program.init(seed) if state is None else state
+        if folder:
+            run.rewind(state)
+        run.sinks.extend(_make_sinks(run.folder, schedule, run.rows, progress, wandb, config, sinks))
+        return run.loop(state, caught)
 
 
 def _check_integers(least: int, **values: Any) -> None:
@@ -235,33 +246,38 @@ def _check_integers(least: int, **values: Any) -> None:
             raise ValueError(f"{name}={value!r} must be {rule}{f'; use {int(value)}' if near else ''}.")
 
 
-def _resolve_env(env: Env | str, options: Mapping[str, Any] | None) -> tuple[Env, dict[str, Any]]:
+def _resolve_env(env: Env | HostEnvs | str, options: Mapping[str, Any] | None) -> tuple[Env | HostEnvs, dict[str, Any]]:
     if isinstance(env, str):
         from podium import envs
 
-        return envs.make(env, **(options or {})), {"name": env, "options": dict(options or {})}
+        try:
+            return envs.make(env, **(options or {})), {"name": env, "options": dict(options or {})}
+        except RuntimeError as error:  # Data that the environment needs are missing.
+            raise ValueError(str(error)) from error
     if options:
         raise ValueError("env_options go with the name of an environment; this one is made already.")
-    return env, {"name": env.spec.name, "options": None}
+    return env, {"name": env.spec.name, "options": None, "object": {"spec_sha256": env.spec.sha256()}}
 
 
-def _stops(schedule: Schedule) -> Iterator[int]:
-    update = 0
-    while update < schedule.total:
-        yield update
-        update = schedule.next_stop(update)
-
-
-def _open_folder(
-    run_dir: Path | str | None, resume: bool, config: dict[str, Any], placement: Placement
-) -> RunFolder | None:
+def _find_folder(run_dir: Path | str | None, resume: bool) -> RunFolder | None:
+    """Return the folder of the run to go on with; None for a new run, whose folder can be made but is not yet."""
     if run_dir is None:
         return None
-    if not resume:
-        return RunFolder.create(run_dir, config, placement.explain())
-    folder = RunFolder.open(run_dir)
-    compare_config(folder.config, config, MAY_CHANGE)
-    return folder
+    if resume:
+        return RunFolder.open(run_dir)
+    check_new_folder(run_dir)
+    return None
+
+
+def _check_checkpoints(folder: Path) -> None:
+    """Raise ValueError where something else is in the place of the checkpoints, or they cannot be listed."""
+    try:
+        if folder.exists():
+            next(folder.iterdir(), None)
+    except OSError as error:
+        raise ValueError(
+            f"{folder} cannot be read ({error.strerror}); mend it, or remove it to start from the beginning."
+        ) from None
 
 
 def _make_sinks(
@@ -284,12 +300,16 @@ def _make_sinks(
 class _Evaluator:
     """Evaluates the current policy on a key stream of its own: the same at the same iteration, whatever went before."""
 
-    def __init__(self, program: Program, env: Env, num_episodes: int, seed: int):
-        function = make_evaluator(program.agent, env, num_episodes)
-        self._several = program.sizes.seeds > 1
-        self._actor = jax.jit(jax.vmap(program.agent.actor) if self._several else program.agent.actor)
-        # On one device whatever the mesh: the numbers must not depend on the number of devices.
-        self._function = jax.jit(jax.vmap(function, in_axes=(None, 0)) if self._several else function)
+    def __init__(self, program: Program, env: Env | HostEnvs, num_episodes: int, seed: int):
+        several = program.sizes.seeds > 1
+        self._actor = jax.jit(jax.vmap(program.agent.actor) if several else program.agent.actor)
+        self._function: Callable[..., dict[str, Any]]
+        if isinstance(env, HostEnvs):
+            self._function = make_host_evaluator(program.agent, env, num_episodes)
+        else:
+            function = make_evaluator(program.agent, env, num_episodes)
+            # On one device whatever the mesh: the numbers must not depend on the number of devices.
+            self._function = jax.jit(jax.vmap(function, in_axes=(None, 0)) if several else function)
         self._key = jax.random.fold_in(jax.random.key(seed), 0x65766C)
         self._program = program
 
@@ -299,16 +319,93 @@ class _Evaluator:
         return _to_python(self._function(jax.random.fold_in(self._key, update), params))
 
 
+_SUMS = (
+    "episodes",
+    "episode_return_sum",
+    "episode_length_sum",
+    "valid_steps",
+    "dropped_batches",
+    "env_seconds",
+    "inference_seconds",
+    "learn_seconds",
+)
+_MAXIMA = ("policy_lag_max",)
+
+
+class _Tally:
+    """The metrics of every iteration since the last row, added up in order: the same bits whatever the chunks were."""
+
+    def __init__(self, record: Mapping[str, Any] | None = None):
+        record = record or {}
+        self.updates, self.seconds = int(record.get("updates", 0)), float(record.get("seconds", 0.0))
+        self._sums = {name: np.asarray(value, float) for name, value in record.get("sums", {}).items()}
+        self._counts = {name: np.asarray(value, int) for name, value in record.get("counts", {}).items()}
+
+    def add(self, metrics: Mapping[str, Any], num_updates: int, seconds: float) -> None:
+        """Add the metrics of a chunk, [num_updates, ...] each."""
+        self.updates += num_updates
+        self.seconds += seconds
+        for name, values in metrics.items():
+            # NaN stands for what did not happen, but in a sum.
+            counted = np.ones_like(values, bool) if _is_sum(name) else np.isfinite(values)
+            before = np.asarray(self._sums.get(name, np.zeros(values.shape[1:])), float)
+            if name in _MAXIMA:
+                self._sums[name] = np.maximum(before, values.max(0))
+                continue
+            # A cumulative sum adds one by one; `np.sum` adds in pairs, which would show where chunks began.
+            self._sums[name] = np.cumsum(np.concatenate([before[None], np.where(counted, values, 0.0)]), axis=0)[-1]
+            self._counts[name] = self._counts.get(name, 0) + counted.sum(0)
+
+    def record(self) -> dict[str, Any]:
+        """Return all of it for a checkpoint."""
+        return {"updates": self.updates, "seconds": self.seconds, "sums": self._sums, "counts": self._counts}
+
+    def averages(self) -> dict[str, Any]:
+        """Return means over episodes and over iterations, NaN where there was none."""
+        sums, means = dict(self._sums), {}
+        with np.errstate(invalid="ignore", divide="ignore"):
+            episodes = sums.pop("episodes")
+            means["episode_return"] = _to_python(sums.pop("episode_return_sum") / episodes)
+            means["episode_length"] = _to_python(sums.pop("episode_length_sum") / episodes)
+            means["episodes"] = _to_python(episodes)
+            whole = lambda name: _is_sum(name) or name in _MAXIMA  # noqa: E731
+            return means | {
+                name: _to_python(value if whole(name) else value / self._counts[name]) for name, value in sums.items()
+            }
+
+
+class _Pace:
+    """Chooses how many iterations the next chunk may have, so that signals and NaN are noticed soon.
+
+    Attributes:
+      SECONDS: that a chunk shall take at most, judged by the last one.
+      FIRST: iterations of the first chunk.
+      LONGEST: iterations of any: so many rows has the buffer of metrics on the devices.
+    """
+
+    SECONDS, FIRST, LONGEST = 2.0, 1, 1024
+
+    def __init__(self, longest: int):
+        self._longest = longest
+        self.length = min(self.FIRST, longest)
+
+    def measure(self, num_updates: int, seconds: float) -> None:
+        """Take note of a chunk."""
+        # At most doubled: iterations that only fill a replay say little about those that learn.
+        self.length = max(1, int(min(self.SECONDS * num_updates / seconds, 2 * self.length, self._longest)))
+
+
 class _Run:
     """One run: its program, its clock, its rows, and where they are kept."""
 
-    def __init__(
-        self, program: Program, schedule: Schedule, evaluator: _Evaluator, folder: RunFolder | None, keep: int
-    ):
-        self.program, self.schedule, self.evaluator, self.folder = program, schedule, evaluator, folder
-        self.checkpoints = Checkpoints(folder.checkpoints, keep) if folder else None
+    def __init__(self, program: Program, schedule: Schedule, evaluator: _Evaluator, longest: int):
+        self.program, self.schedule, self.evaluator = program, schedule, evaluator
+        self.folder: RunFolder | None = None
+        self.checkpoints: Checkpoints | None = None
         self.sinks = Sinks()
         self.rows: list[dict[str, Any]] = []
+        self._pace = _Pace(longest)
+        self._tally = _Tally()
         self._began = time.perf_counter()
         self._earlier_seconds = 0.0
         self._train_seconds = 0.0
@@ -316,17 +413,22 @@ class _Run:
         self._evaluation: dict[str, Any] = {}
         self._saved = 0
 
-    def restore(self, seed: int) -> PyTree:
-        """Return the newest good state, and take the run's rows back to it."""
-        assert self.folder is not None and self.checkpoints is not None
-        if not self.checkpoints.steps():
-            # Killed before the first checkpoint: the beginning is the newest good state.
-            warnings.warn(
-                f"{self.folder.path} holds no checkpoint yet; the run starts from its beginning.", stacklevel=3
-            )
-            JsonlSink(self.folder.metrics).truncate_after(0)
-            return self.program.init(seed)
-        state, meta, env_steps = self.checkpoints.restore(self.program.abstract_state())
+    def keep_in(self, folder: RunFolder, keep: int) -> Checkpoints:
+        """Keep the run in `folder` from here on."""
+        self.folder, self.checkpoints = folder, Checkpoints(folder.checkpoints, keep)
+        return self.checkpoints
+
+    def restore(self, folder: RunFolder, config: dict[str, Any], keep: int) -> PyTree | None:
+        """Check that the run in `folder` can go on, and return its newest good state or None; write nothing."""
+        compare_config(folder.config, config, MAY_CHANGE)
+        _check_checkpoints(folder.checkpoints)
+        checkpoints = self.keep_in(folder, keep)
+        rows = read_metrics(folder.metrics) if folder.metrics.exists() else []
+        if not checkpoints.steps():
+            # Stopped before the first checkpoint: the beginning is the newest good state.
+            warnings.warn(f"{folder.path} holds no checkpoint yet; the run starts from its beginning.", stacklevel=3)
+            return None
+        state, meta, env_steps = checkpoints.restore(self.program.abstract_state())
         done = self.program.update_count(state)
         if done > self.schedule.total:
             steps = self.schedule.steps_per_update
@@ -334,110 +436,118 @@ class _Run:
                 f"num_steps allows {self.schedule.total * steps} environment steps, but the run has done "
                 f"{done * steps}; give a larger num_steps to go on."
             )
-        JsonlSink(self.folder.metrics).truncate_after(env_steps)
-        if self.folder.metrics.exists():
-            self.rows = read_metrics(self.folder.metrics)
+        self.rows = [row for row in rows if row.get("env_steps", 0) <= env_steps]
         self._earlier_seconds = float(meta.get("wall_seconds", 0.0))
         self._evaluation = dict(meta.get("evaluation", {}))
+        self._tally = _Tally(meta.get("tally"))
         self._saved = done
-        if self.schedule.due(self.schedule.evaluate, done):
-            self._evaluate_late(state, done)
         return state
 
-    def _evaluate_late(self, state: PyTree, update: int) -> None:
-        """Make up for the evaluation that a signal kept from happening, so that no row lacks one."""
+    def rewind(self, state: PyTree) -> None:
+        """Take the files back to `state`, and make up for an evaluation that a signal kept from happening there."""
         assert self.folder is not None
-        if not self.rows or self.rows[-1]["updates"] != update or "eval_return" in self.rows[-1]:
-            return
-        row = self.rows.pop()
-        self._evaluation = self.evaluator(state, update)
-        row.update(self._evaluation)
+        update = self.program.update_count(state)
         sink = JsonlSink(self.folder.metrics)
-        sink.truncate_after(row["env_steps"] - 1)
-        self.rows.append(row)
-        sink.write(row)
-        self._save(state, row)
+        sink.truncate_after(update * self.schedule.steps_per_update)
+        row = self.rows[-1] if self.rows else {}
+        missing = row.get("updates") == update and "eval_return" not in row
+        if missing and self.schedule.due(self.schedule.evaluate, update):
+            self._evaluation = self.evaluator(state, update)
+            row.update(self._evaluation)
+            sink.truncate_after(row["env_steps"] - 1)
+            sink.write(row)
+            self._save(state, update)
 
-    def loop(self, state: PyTree) -> Result:
-        """Train from `state` to the end, or to a signal."""
+    def loop(self, state: PyTree, caught: list[str]) -> Result:
+        """Train from `state` to the end, or until a signal is caught."""
         program, schedule = self.program, self.schedule
         update = program.update_count(state)
-        if update < schedule.total:
+        if update < schedule.total and not caught:
             program.compile()
-        row: dict[str, Any] = {}
-        with _catch_signals() as caught:
-            while update < schedule.total and not caught:
-                stop = schedule.next_stop(update)
-                began = time.perf_counter()
-                state, metrics = program.chunk(state, stop - update)
-                seconds = time.perf_counter() - began
-                row = self._row(metrics, stop, stop - update, seconds)
-                update = stop
-                self._require_finite(metrics, row)
-                if schedule.due(schedule.evaluate, update) and not caught:
-                    self._evaluation = self.evaluator(state, update)
-                    row.update(self._evaluation)
-                self._record(row)
-                if caught or schedule.due(schedule.checkpoint, update):
-                    self._save(state, row)
-                elif self.checkpoints:
-                    self.checkpoints.check()
-            if row and self._saved != update:
-                self._save(state, row)  # The signal came after the chunk.
-            return self._finish(state, update, caught)
+        while update < schedule.total and not caught:
+            stop = schedule.next_stop(update)
+            length = min(self._pace.length, stop - update)
+            began = time.perf_counter()
+            state, metrics = program.chunk(state, length)
+            seconds = time.perf_counter() - began
+            update += length
+            finite = metrics.pop("finite")
+            self._count(metrics, length, seconds)
+            self._require_finite(finite, metrics, update)
+            if update == stop:
+                self._stop(state, update, caught)
+            else:
+                self.sinks.show(self._row(update))
+            if self.checkpoints:
+                self.checkpoints.check()
+        if caught and self._saved != update:
+            self._save(state, update)
+        return self._finish(state, update, caught)
 
-    def _row(self, metrics: dict[str, Any], update: int, num_updates: int, seconds: float) -> dict[str, Any]:
-        steps = num_updates * self.schedule.steps_per_update * self.program.sizes.seeds
+    def _count(self, metrics: dict[str, Any], num_updates: int, seconds: float) -> None:
+        self._pace.measure(num_updates, seconds)
+        self._tally.add(metrics, num_updates, seconds)
         self._train_seconds += seconds
-        self._train_steps += steps
-        row = {
+        self._train_steps += num_updates * self.schedule.steps_per_update * self.program.sizes.seeds
+
+    def _stop(self, state: PyTree, update: int, caught: list[str]) -> None:
+        """Write a row, evaluate and save, as the schedule says; after a signal the resumed run evaluates."""
+        row, self._tally = self._row(update), _Tally()
+        if self.schedule.due(self.schedule.evaluate, update) and not caught:
+            self._evaluation = self.evaluator(state, update)
+            row.update(self._evaluation)
+        self._record(row)
+        if self.schedule.due(self.schedule.checkpoint, update):
+            self._save(state, update)
+
+    def _row(self, update: int) -> dict[str, Any]:
+        steps = self._tally.updates * self.schedule.steps_per_update * self.program.sizes.seeds
+        return {
             "env_steps": update * self.schedule.steps_per_update,
             "updates": update,
             "wall_seconds": self._wall_seconds(),
-            "steps_per_second": steps / seconds,
+            "steps_per_second": steps / self._tally.seconds,
             "compile_seconds": self.program.compile_seconds,
+            **self._tally.averages(),
         }
-        sums = {name: np.sum(values, axis=0) for name, values in metrics.items() if _is_sum(name)}
-        with np.errstate(invalid="ignore", divide="ignore"):
-            row["episode_return"] = _to_python(sums["episode_return_sum"] / sums["episodes"])
-            row["episode_length"] = _to_python(sums["episode_length_sum"] / sums["episodes"])
-        row["episodes"] = _to_python(sums["episodes"])
-        for name, values in metrics.items():
-            if not _is_sum(name) and name != "finite":
-                row[name] = _to_python(_mean_of_numbers(values))
-        return row
 
-    def _require_finite(self, metrics: dict[str, Any], row: dict[str, Any]) -> None:
-        if np.all(metrics["finite"]):
+    def _require_finite(self, finite: Any, metrics: dict[str, Any], update: int) -> None:
+        agent, env = np.all(np.reshape(finite, (-1, 2)), axis=0).tolist()
+        if agent and env:
             return
-        self._record(row)
+        self._record(self._row(update))
         if self.checkpoints:
             self.checkpoints.finish()
         last = self.checkpoints.steps() if self.checkpoints else []
         kept = f"the last good checkpoint is at {last[-1]} environment steps" if last else "there is no checkpoint"
-        bad = [name for name, values in metrics.items() if name != "finite" and not np.isfinite(values[-1]).all()]
+        bad = [name for name, values in metrics.items() if not (agent or np.isfinite(values[-1]).all())]
+        who = "" if env else f"A reward or an observation of {self.program.env.spec.name}"
+        if not agent:
+            who = f"{who} and the agent's parameters" if who else "The agent's parameters"
+        remedy = "A smaller learning rate, bounded rewards or gradient clipping are the usual remedies."
         raise NonFiniteError(
-            f"The agent's parameters became NaN or infinite before env_steps={row['env_steps']}"
-            f"{' (so did ' + ', '.join(bad) + ')' if bad else ''}; {kept}. A smaller learning rate, bounded rewards or "
-            "gradient clipping are the usual remedies."
+            f"{who} became NaN or infinite before env_steps={update * self.schedule.steps_per_update}"
+            f"{' (so did ' + ', '.join(bad) + ')' if bad else ''}; {kept}. "
+            f"{'It is the environment that needs mending.' if agent else remedy}"
         )
 
     def _record(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
         self.sinks.write(row)
 
-    def _save(self, state: PyTree, row: dict[str, Any]) -> None:
+    def _save(self, state: PyTree, update: int) -> None:
         if self.checkpoints is None:
             return
-        evaluated = row.get("eval_return")
+        evaluated = self.rows[-1].get("eval_return") if self.rows and self.rows[-1]["updates"] == update else None
         meta = {
-            "update": row["updates"],
+            "update": update,
             "wall_seconds": self._wall_seconds(),
             "eval_return": None if evaluated is None else float(np.mean(evaluated)),
             "evaluation": self._evaluation,
+            "tally": self._tally.record(),
         }
-        self.checkpoints.save(row["env_steps"], state, meta)
-        self._saved = row["updates"]
+        self.checkpoints.save(update * self.schedule.steps_per_update, state, meta)
+        self._saved = update
 
     def _wall_seconds(self) -> float:
         return self._earlier_seconds + time.perf_counter() - self._began
@@ -476,12 +586,14 @@ class _Run:
         return Result(agent_state, self.rows, summary, policy, run_dir, caught[0] if caught else None)
 
     @property
-    def _spec(self) -> Any:
-        return self.program.env.spec  # type: ignore[attr-defined]
+    def _spec(self) -> EnvSpec:
+        return self.program.env.spec
 
     def _say_how_to_go_on(self, name: str) -> None:
         if self.folder is None:
             how = "nothing was saved: give run_dir to keep checkpoints."
+        elif not self._saved:
+            how = f"nothing is trained yet; the same command with --resume (resume=True) begins {self.folder.path}."
         else:
             how = f"saved in {self.folder.path}; the same command with --resume (resume=True) goes on from there."
         print(f"Stopped by {name}: {how}", file=sys.stderr)
@@ -508,7 +620,7 @@ def _catch_signals() -> Iterator[list[str]]:
     def handler(number: int, frame: Any) -> None:
         caught.append(signal.Signals(number).name)
         signal.signal(number, before[number])
-        print(f"{caught[0]}: saving after this chunk; once more quits at once.", file=sys.stderr)
+        print(f"{caught[0]}: saving after this chunk or compilation; once more quits at once.", file=sys.stderr)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         before[number] = signal.signal(number, handler)
@@ -519,7 +631,7 @@ def _catch_signals() -> Iterator[list[str]]:
             signal.signal(caught_number, former)
 
 
-def _policies(program: Program, params: PyTree, spec: Any) -> Any:
+def _policies(program: Program, params: PyTree, spec: EnvSpec) -> Any:
     params = jax.device_get(params)
     if program.sizes.seeds == 1:
         return Policy(program.agent, params, spec)
@@ -528,14 +640,7 @@ def _policies(program: Program, params: PyTree, spec: Any) -> Any:
 
 
 def _is_sum(name: str) -> bool:
-    return name in ("episodes", "episode_return_sum", "episode_length_sum")
-
-
-def _mean_of_numbers(values: np.ndarray) -> np.ndarray:
-    """Return the mean over updates, leaving out those that did not happen (NaN), or NaN where none did."""
-    counted = np.isfinite(values)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(counted, values, 0.0).sum(0) / counted.sum(0)
+    return name in _SUMS
 
 
 def _to_python(value: Any) -> Any:

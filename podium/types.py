@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from typing import Any, NamedTuple
 
 import jax
@@ -76,6 +77,19 @@ class EnvSpec:
     obs: PyTree
     action: DiscreteSpec | ArraySpec
     max_episode_steps: int | None = None
+
+    def sha256(self) -> str:
+        """Return a digest of all of it: the same for two specs that say the same."""
+        specs, _ = jax.tree_util.tree_flatten_with_path((self.obs, self.action))
+        parts = [(jax.tree_util.keystr(path), *_describe(spec)) for path, spec in specs]
+        return hashlib.sha256(repr((self.name, self.max_episode_steps, parts)).encode()).hexdigest()
+
+
+def _describe(spec: ArraySpec | DiscreteSpec) -> tuple[Any, ...]:
+    if isinstance(spec, DiscreteSpec):
+        return "discrete", int(spec.num_values), np.dtype(spec.dtype).name
+    bounds = [np.broadcast_to(np.asarray(bound, np.float64), spec.shape).tobytes() for bound in (spec.low, spec.high)]
+    return "array", tuple(map(int, spec.shape)), np.dtype(spec.dtype).name, *bounds
 
 
 class TimeStep(NamedTuple):

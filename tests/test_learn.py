@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from podium.agent import Agent, Aux, Plan
-from podium.learn import choose_lanes, learn, plan_divides, python_scan, to_lanes
+from podium.agents import dqn
+from podium.learn import choose_lanes, learn, plan_divides, python_scan, to_lanes, why_not_divides
 from podium.testing import assert_compiles_once
 from podium.types import Trajectory
 
@@ -149,6 +150,10 @@ def anything(lanes: int) -> bool:
     return True
 
 
+def refuse(name: str, number: int) -> str:
+    return f"{name}={number} will not do"
+
+
 @pytest.mark.parametrize(
     ("num_envs", "num_devices", "requested", "divides", "lanes"),
     [
@@ -165,7 +170,7 @@ def anything(lanes: int) -> bool:
     ],
 )
 def test_chosen_lanes(num_envs: int, num_devices: int, requested: int | None, divides: Any, lanes: int) -> None:
-    assert choose_lanes(num_envs, num_devices, requested, divides) == lanes
+    assert choose_lanes(num_envs, num_devices, requested, divides, refuse) == lanes
 
 
 @pytest.mark.parametrize(
@@ -176,13 +181,13 @@ def test_chosen_lanes(num_envs: int, num_devices: int, requested: int | None, di
         (64, 1, 3, anything, "num_lanes=3 must divide num_envs=64"),
         (64, 1, 0, anything, "num_lanes=0 must divide"),
         (64, 4, 2, anything, "num_lanes=2 must .* be divisible by num_devices=4"),
-        (64, 4, None, lambda lanes: False, "minibatches do not divide; use more environments"),
-        (64, 4, 8, lambda lanes: lanes != 8, "in 8 lanes .* do not divide"),
+        (64, 4, None, lambda lanes: False, "^num_devices=4 will not do$"),
+        (64, 4, 8, lambda lanes: lanes != 8, "^num_lanes=8 will not do$"),
     ],
 )
 def test_lanes_that_cannot_be(num_envs: int, num_devices: int, requested: int | None, divides: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        choose_lanes(num_envs, num_devices, requested, divides)
+        choose_lanes(num_envs, num_devices, requested, divides, refuse)
 
 
 @pytest.mark.parametrize(
@@ -194,3 +199,28 @@ def test_lanes_that_cannot_be(num_envs: int, num_devices: int, requested: int | 
 def test_a_plan_says_which_lanes_divide_it(unit: str, parts: int, num_lanes: int, divides: bool) -> None:
     data = jax.ShapeDtypeStruct((T, B, 2), jnp.float32)
     assert plan_divides(recorder(unit), Plan(data, (), 1, parts, unit), num_lanes) == divides
+
+
+@pytest.mark.parametrize(
+    ("unit", "parts", "name", "num_lanes", "words"),
+    # B = 16 environments of T = 6 steps.
+    [
+        ("step", 7, "num_devices", 1, "96 steps of a rollout (16 x 6); use 6 or 8."),
+        ("step", 7, "num_devices", 8, "12 steps of a rollout (2 x 6) on each of 8 devices; use 6 or 12."),
+        ("step", 99, "num_lanes", 4, "24 steps of a rollout (4 x 6) in each of num_lanes=4; use 24."),
+        ("sequence", 3, "num_devices", 1, "16 environments; use 2 or 4."),
+        ("sequence", 3, "num_lanes", 8, "2 environments in each of num_lanes=8; use 2."),
+    ],
+)
+def test_minibatches_that_do_not_divide(unit: str, parts: int, name: str, num_lanes: int, words: str) -> None:
+    plan = Plan(jnp.zeros((6, 16)), (), 1, parts, unit)
+    refused = f"num_minibatches={parts} does not divide the {words}"
+    assert why_not_divides(recorder(unit), plan, name, num_lanes) == refused
+
+
+def test_a_batch_that_lanes_do_not_divide() -> None:
+    agent = dqn.make(dqn.Config(batch_size=7))
+    plan = Plan(jnp.zeros((6, 16)))
+    words = "batch_size=7 is not divisible by num_devices=2; use 6 or 8."
+    assert why_not_divides(agent, plan, "num_devices", 2) == words
+    assert why_not_divides(agent, plan, "num_lanes", 16).endswith("num_lanes=16; use 16.")

@@ -11,8 +11,9 @@ import pytest
 
 from podium import networks
 from podium.agents import ppo
-from podium.networks import ActorCritic, Network, actor_critic, batch_groups, flatten_obs, from_nnx, q_network
+from podium.networks import ActorCritic, Network, actor_critic, batch_groups, from_nnx, q_network
 from podium.ops.distributions import Categorical, DiagGaussian
+from podium.torsos import flatten_obs
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec
 
 T, B = 5, 8

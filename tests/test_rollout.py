@@ -13,8 +13,9 @@ import pytest
 from podium.agent import ActOutput, Agent
 from podium.env import Env, auto_reset, restart, transition
 from podium.envs.wrappers import scale_reward
+from podium.keys import environment_keys
 from podium.learn import python_scan
-from podium.rollout import begin, environment_keys, rollout
+from podium.rollout import begin, rollout
 from podium.testing import assert_compiles_once
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec
 
@@ -74,8 +75,9 @@ def test_parts_of_the_batch_are_the_batch_bit_for_bit() -> None:
     whole, parts = played(), [played(0, 4), played(4, 8)]
     # Axis of the environments: 0 in the states and the carries, 1 in what has time.
     for i, axis in ((0, 0), (2, 1)):
-        joined = jax.tree.map(lambda *x: np.concatenate(x, axis), *[part[i] for part in parts])  # noqa: B023
-        jax.tree.map(np.testing.assert_array_equal, whole[i], joined)
+        together, *apart = [part[i] for part in (whole, *parts)]
+        joined = jax.tree.map(lambda *x: np.concatenate(x, axis), *apart)  # noqa: B023
+        jax.tree.map(np.testing.assert_array_equal, together, joined)
     for name, x in whole[1]._asdict().items():
         if name == "policy_version":
             continue
@@ -170,3 +172,20 @@ def test_a_key_fixes_everything(seed: int) -> None:
     first, second = (play(jax.random.key(seed), start(jnp.arange(B)), jnp.int32(0)) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, first, second)
     assert (np.asarray(first[1].action) != played()[1].action).any() == (seed != 1)
+
+
+def test_environments_draw_by_their_own_clock_whatever_the_length_of_rollouts() -> None:
+    """One rollout of 6 steps is two of 3: where the environments go does not depend on how time is cut."""
+    agent = counter()._replace(
+        act=lambda keys, params, memory, obs, first, greedy: ActOutput(first.astype(jnp.int32), memory)
+    )
+    start = begin(jax.random.key(1), ENV, jnp.arange(B), agent.carry(ENV.spec, B))
+
+    def play(state: Any, length: int) -> Any:
+        state, trajectory, _ = rollout(jax.random.key(0), agent, ENV, 0.0, state, length, jnp.int32(0))
+        return state, trajectory.next_obs
+
+    _, whole = jax.jit(play, static_argnums=1)(start, 6)
+    middle, early = jax.jit(play, static_argnums=1)(start, 3)
+    _, late = jax.jit(play, static_argnums=1)(middle, 3)
+    np.testing.assert_array_equal(whole, np.concatenate([early, late]))

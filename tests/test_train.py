@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,10 @@ import podium
 from podium import envs
 from podium.agents import dqn, ppo
 from podium.checkpoint import Checkpoints, params_sha256
+from podium.placement.anakin import AnakinProgram
 from podium.sinks import read_metrics
-from podium.train import Schedule, make_schedule
+from podium.train import Schedule, _Pace, make_schedule
+from podium.types import DiscreteSpec
 
 STEPS = 16 * 8  # Of one iteration.
 AGENT = ppo.make(ppo.Config(hidden_sizes=(16,), num_epochs=1, num_minibatches=2, learning_rate=1e-3))
@@ -178,6 +182,56 @@ def test_wandb_that_raises_does_not_stop_training(
     assert result.summary["params_sha256"] == run.summary["params_sha256"]
 
 
+def test_chunks_of_any_length_give_the_same_rows_and_the_same_bits(
+    run: podium.Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunk, lengths = AnakinProgram.chunk, []
+
+    def count(self: Any, state: Any, num_updates: int) -> Any:
+        lengths.append(num_updates)
+        return chunk(self, state, num_updates)
+
+    monkeypatch.setattr(AnakinProgram, "chunk", count)
+    monkeypatch.setattr(_Pace, "SECONDS", 1e-9)
+    short = train(log_every=0, eval_every=0)
+    assert lengths == [1] * 10
+    lengths.clear()
+    monkeypatch.setattr(_Pace, "SECONDS", math.inf)
+    monkeypatch.setattr(_Pace, "FIRST", 10)
+    long = train(log_every=0, eval_every=0)
+    assert lengths == [10]
+    assert short.summary["params_sha256"] == long.summary["params_sha256"] == run.summary["params_sha256"]
+    (short_row,), (long_row,) = short.metrics, long.metrics
+    assert short_row.keys() == long_row.keys() >= {"episode_return", "loss", "entropy", "steps_per_second"}
+    for name in short_row.keys() - {"wall_seconds", "steps_per_second", "compile_seconds"}:
+        np.testing.assert_array_equal(short_row[name], long_row[name], name)
+    # One row stands for five of `run`, whose episodes are its.
+    np.testing.assert_allclose(long_row["loss"], np.mean([row["loss"] for row in run.metrics]), rtol=1e-6)
+    assert long_row["episodes"] == sum(row["episodes"] for row in run.metrics)
+
+
+def test_a_chunk_is_as_long_as_time_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace, lengths = _Pace(1000), []
+    # Half a millisecond an iteration; from the seventh chunk on, the replay full, 25 times as much.
+    for seconds in [0.0005] * 6 + [0.0125] * 6 + [3.0, 0.0005]:
+        lengths.append(pace.length)
+        pace.measure(pace.length, pace.length * seconds)
+    assert lengths == [1, 2, 4, 8, 16, 32, 64, 128, 160, 160, 160, 160, 160, 1]
+    assert _Pace(1000).length == 1 and pace.length == 2
+    pace = _Pace(3)
+    for _ in range(5):
+        pace.measure(1, 1e-6)
+    assert pace.length == 3
+
+
+def test_progress_shows_between_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[int] = []
+    monkeypatch.setattr(_Pace, "SECONDS", 1e-9)
+    monkeypatch.setattr("podium.sinks.TerminalSink.show", lambda self, row: shown.append(row["updates"]))
+    result = train(num_steps=4 * STEPS, eval_every=0)
+    assert shown == [1, 2, 3, 4] and [row["updates"] for row in result.metrics] == [2, 4]
+
+
 def test_seeds_give_lists_and_a_policy_each(tmp_path: Path) -> None:
     result = train(seeds=2, num_steps=4 * STEPS, run_dir=tmp_path / "run")
     assert len(result.policy) == 2 and all(len(row["episode_return"]) == 2 for row in result.metrics)
@@ -187,6 +241,58 @@ def test_seeds_give_lists_and_a_policy_each(tmp_path: Path) -> None:
         assert params_sha256(loaded.params) == params_sha256(result.policy[seed].params)
     with pytest.raises(ValueError, match="seed=2 is none of the run's 2 seeds; use 0 to 1"):
         podium.load(tmp_path / "run", seed=2)
+
+
+# What comes before anything is compiled or written.
+
+
+class Enough(Exception):
+    """Ends a run that has been announced."""
+
+
+def test_a_run_is_announced_once_before_anything_is_compiled_or_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AnakinProgram, "compile", pytest.fail)
+    monkeypatch.setattr(AnakinProgram, "init", pytest.fail)
+    announced: list[Any] = []
+
+    def announce(program: Any, schedule: Schedule) -> None:
+        announced.append((program.sizes.num_envs, program.sizes.num_lanes, schedule.total, program.max_updates))
+        raise Enough
+
+    with pytest.raises(Enough):
+        train(run_dir=tmp_path / "run", announce=announce)
+    with pytest.raises(Enough):
+        train(num_steps=10**9, log_every=0, eval_every=0, announce=announce)
+    # The buffer of metrics stays small, however far apart the rows are.
+    assert announced == [(16, 8, 10, 2), (16, 8, 10**9 // STEPS, 1024)]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_refused_run_is_not_announced(run: podium.Result, tmp_path: Path) -> None:
+    assert run.run_dir is not None
+    folder = Path(shutil.copytree(run.run_dir, tmp_path / "run"))
+
+    def refuse(words: str, **changes: Any) -> None:
+        before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+        with pytest.raises(ValueError, match=words):
+            train(run_dir=folder, announce=pytest.fail, **changes)
+        assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*")) == before
+
+    refuse("is not empty")
+    refuse("seed was 0 and is 1", resume=True, seed=1)
+    refuse("give a larger num_steps", resume=True, num_steps=5 * STEPS)
+    for arrays in folder.glob("checkpoints/*/arrays"):
+        shutil.rmtree(arrays)
+    with pytest.warns(UserWarning, match="Trying the older checkpoint"):
+        refuse("No good checkpoint in .*run/checkpoints", resume=True)
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "checkpoints").touch()
+    refuse(r"checkpoints cannot be read \(Not a directory\)", resume=True)
+    (folder / "checkpoints").unlink()
+    (folder / "metrics.jsonl").write_text("?\n{}\n")
+    refuse("line 1 is not a JSON object", resume=True)
 
 
 # What is refused: before anything is compiled, and without a run folder.
@@ -207,8 +313,8 @@ BAD_INTERVALS = [
 def test_bad_arguments_are_refused_by_name(
     name: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("podium.placement.anakin.AnakinProgram.compile", pytest.fail)
-    monkeypatch.setattr("podium.placement.anakin.AnakinProgram.init", pytest.fail)
+    monkeypatch.setattr(AnakinProgram, "compile", pytest.fail)
+    monkeypatch.setattr(AnakinProgram, "init", pytest.fail)
     named = f"{name}={value!r}" if name != "env" else "'podium/Cach'.* Did you mean 'podium/Catch'"
     with pytest.raises(ValueError, match=named):
         train(run_dir=tmp_path / "run", **{name: value})
@@ -239,6 +345,15 @@ def test_what_does_not_divide_is_refused_with_the_nearest_that_does(tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
+def test_an_environment_without_its_data_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(name: str) -> Any:
+        raise RuntimeError(f"{name} needs data that cannot be downloaded.")
+
+    monkeypatch.setattr(envs, "make", make)
+    with pytest.raises(ValueError, match="podium/Catch needs data"):
+        train()
+
+
 def test_a_run_folder_that_exists_is_refused_with_both_ways_on(run: podium.Result) -> None:
     assert run.run_dir is not None
     before = {path: path.stat().st_mtime_ns for path in run.run_dir.rglob("*")}
@@ -247,6 +362,53 @@ def test_a_run_folder_that_exists_is_refused_with_both_ways_on(run: podium.Resul
     with pytest.raises(ValueError, match="is no folder"):
         train(run_dir=run.run_dir / "none", resume=True)
     assert {path: path.stat().st_mtime_ns for path in run.run_dir.rglob("*")} == before
+
+
+def test_minibatches_that_do_not_divide_are_refused_with_the_nearest_that_do() -> None:
+    agent = ppo.make(ppo.Config(num_minibatches=7))
+    sizes: dict[str, Any] = {"num_steps": 10**5, "num_envs": 64, "rollout_length": 128}
+    with pytest.raises(ValueError) as caught:
+        podium.train(agent, "podium/Catch", placement=podium.Anakin(1), **sizes)
+    words = "num_minibatches=7 does not divide the 8192 steps of a rollout (64 x 128); use 4 or 8."
+    assert str(caught.value) == words
+    with pytest.raises(ValueError, match=r"1024 steps of a rollout \(8 x 128\) on each of 8 devices; use 4 or 8"):
+        podium.train(agent, "podium/Catch", placement=podium.Anakin(8), **sizes)
+    with pytest.raises(ValueError, match="2048 steps .* in each of num_lanes=4; use 4 or 8"):
+        podium.train(agent, "podium/Catch", placement=podium.Anakin(1), num_lanes=4, **sizes)
+
+
+# An environment given as an object.
+
+
+def test_an_environment_given_as_an_object_is_made_again_only_where_its_name_makes_it(tmp_path: Path) -> None:
+    usual, other = envs.make("podium/Catch"), envs.make("podium/Catch", rows=5)
+    sizes: dict[str, Any] = {"num_steps": STEPS, "eval_every": 0}
+    train(env=usual, run_dir=tmp_path / "usual", **sizes)
+    assert podium.load(tmp_path / "usual").spec.obs.shape == (10, 5, 2)
+    train(env=other, run_dir=tmp_path / "other", **sizes)
+    record = json.loads((tmp_path / "other" / "config.json").read_text())["config"]["env"]
+    assert record == {"name": "podium/Catch", "options": None, "object": {"spec_sha256": other.spec.sha256()}}
+    with pytest.raises(ValueError, match=r"given as an object, .* pass the environment yourself: podium.load\(run_dir"):
+        podium.load(tmp_path / "other")
+    policy = podium.load(tmp_path / "other", env=other)
+    assert policy.act(np.zeros((2, 5, 5, 2), np.float32))[0].shape == (2,)
+    with pytest.raises(ValueError, match="env.object.spec_sha256 was .* and is"):
+        train(env=usual, run_dir=tmp_path / "other", resume=True, **sizes)
+
+
+def test_a_digest_tells_specs_apart() -> None:
+    spec = envs.make("Pendulum-v1").spec
+    changes: list[dict[str, Any]] = [
+        {"name": "Pendulum"},
+        {"max_episode_steps": 7},
+        {"obs": dataclasses.replace(spec.obs, shape=(4,), low=-1, high=1)},
+        {"obs": {"a": spec.obs}},
+        {"action": dataclasses.replace(spec.action, low=-1.0)},
+        {"action": DiscreteSpec(3)},
+    ]
+    digests = {spec.sha256(), *(dataclasses.replace(spec, **change).sha256() for change in changes)}
+    assert len(digests) == 1 + len(changes)
+    assert dataclasses.replace(spec).sha256() == envs.make("Pendulum-v1").spec.sha256()
 
 
 def test_asking_for_the_devices_there_are_says_nothing() -> None:

@@ -11,7 +11,6 @@ import numpy as np
 
 from podium.types import Array, Key
 
-
 FEW_ACTIONS = 8
 """Up to so many actions, log-probabilities are computed action by action."""
 

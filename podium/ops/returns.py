@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,15 +33,77 @@ def gae(reward: Array, discount: Array, value: Array, next_value: Array, last: A
     >>> gae(one, one, 0 * one, 0 * one, jnp.zeros((3, 1), bool), 1.0)[:, 0].tolist()
     [3.0, 2.0, 1.0]
     """
-    delta = reward + discount * next_value - value
-    decay = discount * lambda_ * (1.0 - last)
+    return _sum_backward(reward + discount * next_value - value, discount * lambda_ * (1.0 - last))
 
-    def step(advantage: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
-        delta, decay = inputs
-        advantage = delta + decay * advantage
-        return advantage, advantage
 
-    return jax.lax.scan(step, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
+class VTrace(NamedTuple):
+    """What V-trace gives, [T, B] each: value targets, and advantages that carry their importance weight."""
+
+    target: Array
+    advantage: Array
+
+
+def vtrace(
+    log_ratio: Array,
+    reward: Array,
+    discount: Array,
+    value: Array,
+    next_value: Array,
+    last: Array,
+    lambda_: float = 1.0,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+) -> VTrace:
+    """Correct targets and advantages for the policy that acted (Espeholt et al. 2018, arXiv 1802.01561).
+
+        rho_t = min(rho_bar, pi / mu),   c_t = lambda * min(c_bar, pi / mu),   pi / mu = exp(log_ratio_t)
+        delta_t = rho_t * (r_t + discount_t * V(s'_t) - V(s_t))
+        v_t - V(s_t) = delta_t + discount_t * c_t * (v_{t+1} - V(s_{t+1}))                          (eq. 1, remark 1)
+        A_t = rho_t * (r_t + discount_t * (V(s'_t) + lambda * (v_{t+1} - V(s_{t+1}))) - V(s_t))     (section 4.2)
+
+    The terms of t+1 only inside an episode: where one ended, and after the last row, V(s'_t) stands alone. With a
+    lambda of 1 all this is the paper's. Deliberate difference below 1: the paper's A_t has no lambda, so that on-policy
+    it would mix two estimators; with it, A_t on-policy is GAE and v_t the lambda-return.
+
+    Args:
+      log_ratio: [T, B], log-probability of the action under the policy that learns, less that under the one that
+        acted; 0 is on-policy.
+      reward: [T, B], received after the action at t.
+      discount: [T, B], gamma, or 0 where the episode terminated.
+      value: [T, B], estimates at t.
+      next_value: [T, B], at the observation reached, before any reset.
+      last: [T, B], True where an episode ended, either way; cuts the trace.
+      lambda_: in [0, 1].
+      rho_bar: bound on the weight of a TD error. It decides what is learned: the value of the policy pi without one,
+        that of a policy nearer to mu with a smaller one.
+      c_bar: bound on what a step passes back, at most rho_bar. It decides how fast: a smaller one varies less.
+
+    Returns:
+      `VTrace`; gradients are not stopped.
+
+    >>> import jax.numpy as jnp
+    >>> one, half = jnp.ones((3, 1)), jnp.log(jnp.full((3, 1), 0.5))
+    >>> vtrace(half, one, one, 0 * one, 0 * one, jnp.zeros((3, 1), bool)).target[:, 0].tolist()
+    [0.875, 0.75, 0.5]
+    """
+    ratio = jnp.exp(log_ratio)
+    rho, inside = jnp.minimum(rho_bar, ratio), 1.0 - last
+    delta = rho * (reward + discount * next_value - value)
+    correction = _sum_backward(delta, discount * lambda_ * jnp.minimum(c_bar, ratio) * inside)
+    following = inside * jnp.concatenate([correction[1:], jnp.zeros_like(correction[:1])])
+    advantage = rho * (reward + discount * (next_value + lambda_ * following) - value)
+    return VTrace(value + correction, advantage)
+
+
+def _sum_backward(term: Array, decay: Array) -> Array:
+    """Return S_t = term_t + decay_t * S_{t+1} [T, B], from 0 behind the last row."""
+
+    def step(total: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
+        term, decay = inputs
+        total = term + decay * total
+        return total, total
+
+    return jax.lax.scan(step, jnp.zeros_like(term[0]), (term, decay), reverse=True)[1]
 
 
 def discounted_sums(reward: Array, last: Array, gamma: float, start: Array) -> Array:

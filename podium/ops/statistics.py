@@ -74,3 +74,8 @@ def masked_mean(x: Array, valid: Array | None = None) -> Array:
     if valid is None:
         return jnp.mean(x)
     return jnp.sum(jnp.where(valid, x, 0.0)) / jnp.maximum(jnp.sum(valid), 1)
+
+
+def count_valid(x: Array, valid: Array | None = None) -> Array | int:
+    """Return how many rows of `x` [T, B] are `valid`; all where it is None."""
+    return x.size if valid is None else jnp.sum(valid)

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from podium.agent import Agent
 from podium.env import Env
 from podium.episodes import Ended
+from podium.host import HostEnvs
 from podium.networks import batch_groups
 from podium.placement import program
 from podium.placement.devices import Devices, resolve_devices
@@ -40,7 +41,7 @@ class Anakin:
     def build(
         self,
         agent: Agent,
-        env: Env,
+        env: Env | HostEnvs,
         *,
         num_envs: int,
         rollout_length: int,
@@ -94,7 +95,8 @@ class AnakinProgram:
         if self.sizes.seeds == 1:
             return start(key)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(self.sizes.seeds))
-        return jax.vmap(start)(keys)
+        # One after another: batched QR (orthogonal weights) on several CPU threads deadlocks XLA's pool, 3 times in 4.
+        return jax.lax.map(start, keys)
 
     def abstract_state(self) -> RunState:
         """Return the state's shapes, dtypes and shardings."""
@@ -113,7 +115,7 @@ class AnakinProgram:
         once: Any = P()
         return RunState(once, once, everywhere(shapes.agent), split(shapes.replay), split(shapes.rollout))
 
-    def _iterate(self, state: RunState) -> tuple[RunState, Metrics]:
+    def _iterate(self, state: RunState) -> tuple[RunState, Metrics, Array]:
         return program.iterate(state, self.agent, self._collect, program.make_learn(self.agent, self.sizes))
 
     def _collect(self, key: Key, params: PyTree, state: RolloutState, version: Array) -> Any:
@@ -140,13 +142,14 @@ class AnakinProgram:
             shapes = jax.eval_shape(self._iterate, state)[1]
             metrics = jax.tree.map(lambda x: jnp.zeros((self.max_updates, *x.shape), x.dtype), shapes)
 
-            def body(i: Array, carry: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
-                state, metrics = carry
-                state, new = self._iterate(state)
-                return state, jax.tree.map(lambda rows, row: rows.at[i].set(row), metrics, new)
+            def body(i: Array, carry: tuple[RunState, Metrics, Array]) -> tuple[RunState, Metrics, Array]:
+                state, metrics, finite = carry
+                state, new, new_finite = self._iterate(state)
+                return state, jax.tree.map(lambda rows, row: rows.at[i].set(row), metrics, new), finite & new_finite
 
-            state, metrics = jax.lax.fori_loop(0, num_updates, body, (state, metrics))
-        return state, {**metrics, "finite": program.all_finite(state.agent)}
+            begin = state, metrics, jnp.ones(self.sizes.num_envs, bool)
+            state, metrics, finite = jax.lax.fori_loop(0, num_updates, body, begin)
+        return state, {**metrics, "finite": program.chunk_finite(state, finite)}
 
     def _all_seeds(self, state: RunState, num_updates: Array) -> tuple[RunState, Metrics]:
         if self.sizes.seeds == 1:
@@ -181,7 +184,8 @@ class AnakinProgram:
         """Do `num_updates` (at most `max_updates`) iterations; consumes `state`.
 
         Returns:
-          the next state, and metrics as NumPy: [num_updates] each ([num_updates, seeds] for several), and "finite".
+          the next state, and metrics as NumPy: [num_updates] each ([num_updates, seeds] for several), and "finite",
+          [2] ([seeds, 2]): of the agent's state at the end, and of all rewards and observations.
         """
         if not 1 <= num_updates <= self.max_updates:
             raise ValueError(f"num_updates={num_updates} must lie between 1 and max_updates={self.max_updates}.")
@@ -210,3 +214,6 @@ class AnakinProgram:
     def update_count(self, state: RunState) -> int:
         """Return the number of iterations behind `state`."""
         return int(np.asarray(state.update).reshape(-1)[0])
+
+    def close(self) -> None:
+        """Do nothing: all of it ran in the caller's thread."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from podium import episodes
+from podium import episodes, keys
 from podium.agent import Agent
 from podium.env import Env, auto_reset
-from podium.learn import Learned, choose_lanes, learn, plan_divides
+from podium.host import HostEnvs
+from podium.learn import Learned, choose_lanes, learn, plan_divides, why_not_divides
 from podium.rollout import RolloutState, begin, rollout
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
@@ -25,14 +27,14 @@ class RunState(NamedTuple):
       update: int32, iterations done.
       agent: the agent's State.
       replay: the replay's state, or `()`.
-      rollout: where the environments stand.
+      rollout: where the environments stand; `()` where they run on the CPU, outside the state.
     """
 
     key: Key
     update: Array
     agent: PyTree
     replay: PyTree
-    rollout: RolloutState
+    rollout: RolloutState | Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +60,14 @@ class Program(Protocol):
       devices: that it runs on.
       compile_seconds: spent in tracing and compiling.
       agent: that it trains.
+      env: that it trains in; resets itself.
     """
 
     sizes: Sizes
     devices: list[jax.Device]
     compile_seconds: float
     agent: Agent
+    env: Env
 
     def init(self, seed: int) -> PyTree:
         """Return the first state."""
@@ -78,7 +82,12 @@ class Program(Protocol):
         ...
 
     def chunk(self, state: PyTree, num_updates: int) -> tuple[PyTree, Metrics]:
-        """Do up to `max_updates` iterations; consumes `state`; metrics are stacked, [num_updates, ...]."""
+        """Do up to `max_updates` iterations; consumes `state`.
+
+        Returns:
+          the next state, and metrics [num_updates, ...] each, but for "finite", [..., 2]: whether the agent's state is
+          finite at the end, and whether every reward and observation of the chunk was.
+        """
         ...
 
     def agent_state(self, state: PyTree) -> PyTree:
@@ -89,6 +98,10 @@ class Program(Protocol):
         """Return the number of iterations behind `state`."""
         ...
 
+    def close(self) -> None:
+        """End what runs beside the caller's thread; the program is not used afterwards."""
+        ...
+
 
 class Placement(Protocol):
     """Where an agent's functions run: a value that turns agent and environment into a `Program`."""
@@ -96,7 +109,7 @@ class Placement(Protocol):
     def build(
         self,
         agent: Agent,
-        env: Env,
+        env: Env | HostEnvs,
         *,
         num_envs: int,
         rollout_length: int,
@@ -133,21 +146,27 @@ def resolve_lanes(
         return agent.plan(key, state, trajectory)
 
     plan = jax.eval_shape(trajectory, jax.random.key(0))
-    return choose_lanes(num_envs, num_devices, requested, lambda lanes: plan_divides(agent, plan, lanes))
+    return choose_lanes(
+        num_envs,
+        num_devices,
+        requested,
+        divides=lambda lanes: plan_divides(agent, plan, lanes),
+        refusal=lambda name, lanes: why_not_divides(agent, plan, name, lanes),
+    )
 
 
 def start(key: Key, agent: Agent, env: Env, sizes: Sizes) -> RunState:
     """Return the first state of one seed."""
-    run_key, init_key, env_key = jax.random.split(key, 3)
+    roots = keys.roots(key)
     carry = agent.carry(env.spec, sizes.num_envs)
-    state = agent.init(init_key, env.spec)
-    state_of_envs = begin(env_key, env, jnp.arange(sizes.num_envs), carry)
+    state = agent.init(roots.agent, env.spec)
+    state_of_envs = begin(roots.env, env, jnp.arange(sizes.num_envs), carry)
     replay: PyTree = ()
     if agent.replay is not None:
         replay = agent.replay.init(
             _replay_item(agent, env, state, state_of_envs), sizes.num_envs, sizes.num_lanes, sizes.rollout_length
         )
-    return RunState(run_key, jnp.zeros((), jnp.int32), state, replay, state_of_envs)
+    return RunState(roots.run, jnp.zeros((), jnp.int32), state, replay, state_of_envs)
 
 
 def _replay_item(agent: Agent, env: Env, state: PyTree, rollout_state: RolloutState) -> PyTree:
@@ -166,13 +185,21 @@ Rollout = Callable[[Key, PyTree, RolloutState, Array], tuple[RolloutState, Traje
 Learn = Callable[[Key, PyTree, PyTree, Trajectory], Learned]
 
 
-def iterate(state: RunState, agent: Agent, collect: Rollout, digest: Learn) -> tuple[RunState, Metrics]:
-    """Do one iteration: collect a rollout with the current policy, learn from it."""
+def iterate(state: RunState, agent: Agent, collect: Rollout, digest: Learn) -> tuple[RunState, Metrics, Array]:
+    """Do one iteration: collect a rollout with the current policy, learn from it.
+
+    Returns:
+      the next state, metrics, and [B] whether each environment gave finite numbers only.
+    """
     rollout_key, learn_key = jax.random.split(jax.random.fold_in(state.key, state.update))
     following, trajectory, ended = collect(rollout_key, agent.actor(state.agent), state.rollout, state.update)
     learned = digest(learn_key, state.agent, state.replay, trajectory)
     metrics = {**learned.metrics, **episodes.summarize(ended)}
-    return RunState(state.key, state.update + 1, learned.state, learned.replay, following), metrics
+    return (
+        RunState(state.key, state.update + 1, learned.state, learned.replay, following),
+        metrics,
+        rollout_finite(agent, trajectory),
+    )
 
 
 def make_learn(agent: Agent, sizes: Sizes, fold: Callable[..., Any] = jax.lax.scan) -> Learn:
@@ -180,12 +207,36 @@ def make_learn(agent: Agent, sizes: Sizes, fold: Callable[..., Any] = jax.lax.sc
     return lambda key, state, replay, trajectory: learn(key, agent, state, replay, trajectory, sizes.num_lanes, fold)
 
 
-def prepare(env: Env) -> Env:
-    """Return `env` resetting itself, as every placement runs it."""
+def prepare(env: Env | HostEnvs) -> Env:
+    """Return `env` resetting itself, as every placement of compiled programs runs it.
+
+    Raises:
+      ValueError: it runs on the CPU.
+    """
+    if isinstance(env, HostEnvs):
+        raise ValueError(
+            f"{env.spec.name} runs on the CPU, outside compiled programs; use placement=podium.Sebulba(...)."
+        )
     return auto_reset(env)
 
 
-def all_finite(tree: PyTree) -> Array:
-    """Return whether every floating leaf is finite."""
-    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    return jnp.stack([jnp.isfinite(x).all() for x in leaves]).all() if leaves else jnp.ones((), bool)
+def rollout_finite(agent: Agent, trajectory: Trajectory) -> Array:
+    """Return [B], whether every reward of an environment is finite, and where there is a replay every observation.
+
+    What a replay stores comes from these, so that no replay need ever be read as a whole; without one, what is not
+    finite in an observation shows in the agent's state at once. One answer an environment keeps devices apart until the
+    end of a chunk.
+    """
+    seen = () if agent.replay is None else (trajectory.obs, trajectory.next_obs)
+    leaves = _floating((trajectory.reward, seen))
+    return functools.reduce(jnp.logical_and, [jnp.isfinite(x).all((0, *range(2, x.ndim))) for x in leaves])
+
+
+def chunk_finite(state: RunState, envs_finite: Array) -> Array:
+    """Return what a chunk says as "finite", [2]: of the agent's state, and of all that the environments [B] gave."""
+    leaves = [jnp.isfinite(x).all() for x in _floating(state.agent)]
+    return jnp.stack([functools.reduce(jnp.logical_and, leaves, jnp.ones((), bool)), envs_finite.all()])
+
+
+def _floating(tree: PyTree) -> list[Array]:
+    return [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]

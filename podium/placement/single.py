@@ -13,6 +13,7 @@ import numpy as np
 
 from podium.agent import Agent
 from podium.env import Env
+from podium.host import HostEnvs
 from podium.learn import python_scan
 from podium.placement import program
 from podium.placement.program import RunState, Sizes
@@ -27,7 +28,7 @@ class Single:
     def build(
         self,
         agent: Agent,
-        env: Env,
+        env: Env | HostEnvs,
         *,
         num_envs: int,
         rollout_length: int,
@@ -84,12 +85,13 @@ class SingleProgram:
             length = self.sizes.rollout_length
             return rollout(key, self._agent, self._env, params, rollout_state, length, version, python_scan)
 
-        rows = []
+        rows, finite = [], jnp.ones(self.sizes.num_envs, bool)
         for _ in range(num_updates):
-            state, metrics = program.iterate(state, self._agent, collect, self._learn)
+            state, metrics, new_finite = program.iterate(state, self._agent, collect, self._learn)
             rows.append(jax.device_get(metrics))
+            finite &= new_finite
         stacked = jax.tree.map(lambda *x: np.stack(x), *rows)
-        return state, {**stacked, "finite": np.asarray(program.all_finite(state.agent))}
+        return state, {**stacked, "finite": np.asarray(program.chunk_finite(state, finite))}
 
     def agent_state(self, state: RunState) -> PyTree:
         """Return the agent's State within `state`."""
@@ -98,3 +100,6 @@ class SingleProgram:
     def update_count(self, state: RunState) -> int:
         """Return the number of iterations behind `state`."""
         return int(jnp.asarray(state.update))
+
+    def close(self) -> None:
+        """Do nothing: all of it ran in the caller's thread."""

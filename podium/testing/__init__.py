@@ -1,13 +1,14 @@
 """What any environment and any agent can be put through: the contracts as functions, and environments that probe.
 
-`check_env` and `check_agent` say in one sentence which rule is broken and how to mend it. The probe environments have
-values known on paper. `assert_compiles_once` watches jitted functions.
+`check_env`, `check_host_env` and `check_agent` say in one sentence which rule is broken and how to mend it. The probe
+environments have values known on paper. `assert_compiles_once` watches jitted functions.
 """
 
 from podium.testing.agents import check_agent
 from podium.testing.compiles import assert_compiles_once
 from podium.testing.environments import check_env
 from podium.testing.errors import ContractError
+from podium.testing.host import check_host_env
 from podium.testing.probes import (
     probe_continuous,
     probe_discount,
@@ -24,6 +25,7 @@ __all__ = [
     "assert_compiles_once",
     "check_agent",
     "check_env",
+    "check_host_env",
     "probe_continuous",
     "probe_discount",
     "probe_environments",

@@ -11,7 +11,8 @@ import numpy as np
 
 from podium.env import Env
 from podium.testing.errors import ContractError
-from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree, TimeStep
+from podium.testing.specs import broken, check_spec, is_spec, within
+from podium.types import Array, Key, PyTree, TimeStep
 
 _MOST_STEPS = 3_000
 _NUM_ENVS = 2
@@ -45,7 +46,7 @@ def check_env(env: Env, *, num_steps: int = 200, key: Key | None = None) -> None
     if num_steps < 1:
         raise ValueError(f"num_steps={num_steps} is below 1.")
     key = jax.random.key(0) if key is None else key
-    _check_spec(env)
+    check_spec(env.spec)
     _check_structure(env)
     _check_leaks(env)
     num_steps = max(num_steps, min(_MOST_STEPS, (env.spec.max_episode_steps or 0) + 1))
@@ -96,27 +97,7 @@ def _play(env: Env, key: Key, num_steps: int) -> _Play:
 
 
 def _broken(env: Env, rule: str, remedy: str) -> ContractError:
-    return ContractError(f"{env.spec.name}: {rule} {remedy}")
-
-
-def _check_spec(env: Env) -> None:
-    spec = env.spec
-    if not isinstance(spec, EnvSpec):
-        raise ContractError(f"Env.spec is a {type(spec).__name__}; make it a podium.types.EnvSpec.")
-    if not isinstance(spec.action, ArraySpec | DiscreteSpec):
-        raise _broken(env, f"spec.action is a {type(spec.action).__name__}.", "Make it a DiscreteSpec or an ArraySpec.")
-    leaves = jax.tree.leaves(spec.obs, is_leaf=_is_spec)
-    for leaf in leaves:
-        if not _is_spec(leaf):
-            raise _broken(env, f"spec.obs holds a {type(leaf).__name__}.", "Use ArraySpec and DiscreteSpec only.")
-    for leaf in [*leaves, spec.action]:
-        if isinstance(leaf, DiscreteSpec) and leaf.num_values < 1:
-            raise _broken(env, f"a DiscreteSpec has num_values={leaf.num_values}.", "It needs at least 1 value.")
-        if isinstance(leaf, ArraySpec) and not np.all(np.asarray(leaf.low) <= np.asarray(leaf.high)):
-            raise _broken(env, "an ArraySpec has a low above its high.", "Swap them.")
-    limit = spec.max_episode_steps
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise _broken(env, f"spec.max_episode_steps={limit!r}.", "It must be an int of at least 1, or None.")
+    return broken(env.spec, rule, remedy)
 
 
 def _check_structure(env: Env) -> None:
@@ -173,12 +154,12 @@ def _pair(env: Env, name: str, result: Any) -> tuple[PyTree, TimeStep]:
 def _check_timestep_shapes(env: Env, name: str, timestep: TimeStep) -> None:
     for field in ("obs", "next_obs"):
         obs = getattr(timestep, field)
-        found, expected = str(jax.tree.structure(obs)), str(jax.tree.structure(env.spec.obs, is_leaf=_is_spec))
+        found, expected = str(jax.tree.structure(obs)), str(jax.tree.structure(env.spec.obs, is_leaf=is_spec))
         if found != expected:
             raise _broken(
                 env, f"{name} returns {field} of structure {found}.", f"Make it that of spec.obs: {expected}."
             )
-        for spec, leaf in zip(jax.tree.leaves(env.spec.obs, is_leaf=_is_spec), jax.tree.leaves(obs), strict=True):
+        for spec, leaf in zip(jax.tree.leaves(env.spec.obs, is_leaf=is_spec), jax.tree.leaves(obs), strict=True):
             if leaf.shape != tuple(spec.shape) or leaf.dtype != np.dtype(spec.dtype):
                 raise _broken(
                     env,
@@ -231,7 +212,7 @@ def _same_shapes(env: Env, what: str, at_reset: PyTree, at_step: PyTree) -> None
 
 def _check_values(env: Env, play: _Play) -> None:
     action_spec = env.spec.action
-    if not _within(action_spec, play.actions):
+    if not within(action_spec, play.actions):
         raise _broken(env, "spec.action.sample left the bounds of spec.action.", "Correct low and high.")
     first, timesteps = play.starts[1], play.timesteps
     if np.any(first.last) or np.any(first.reward):
@@ -239,8 +220,8 @@ def _check_values(env: Env, play: _Play) -> None:
     if not np.all(np.isfinite(timesteps.reward)):
         raise _broken(env, "a reward is not finite.", "Look for a division by zero in step.")
     for field, obs in (("obs", first.obs), ("obs", timesteps.obs), ("next_obs", timesteps.next_obs)):
-        for spec, leaf in zip(jax.tree.leaves(env.spec.obs, is_leaf=_is_spec), jax.tree.leaves(obs), strict=True):
-            if not _within(spec, leaf):
+        for spec, leaf in zip(jax.tree.leaves(env.spec.obs, is_leaf=is_spec), jax.tree.leaves(obs), strict=True):
+            if not within(spec, leaf):
                 low, high = float(np.min(leaf)), float(np.max(leaf))
                 raise _broken(
                     env,
@@ -338,16 +319,3 @@ def _raw(x: Any) -> np.ndarray:
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     return np.asarray(x)
-
-
-def _within(spec: Any, value: Any) -> bool:
-    value = np.asarray(value)
-    if isinstance(spec, DiscreteSpec):
-        return bool(np.all((value >= 0) & (value < spec.num_values)))
-    low, high = np.asarray(spec.low, np.float64), np.asarray(spec.high, np.float64)
-    slack = 1e-5 * np.maximum(1, np.where(np.isfinite(high), np.abs(high), 1))
-    return bool(np.all((value >= low - slack) & (value <= high + slack)))
-
-
-def _is_spec(spec: Any) -> bool:
-    return isinstance(spec, ArraySpec | DiscreteSpec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -234,6 +235,20 @@ def initial(agent: Agent, seed: int = 0) -> tuple[dqn.State, object]:
     return state, agent.replay.init(item, 16, 8, 4)
 
 
+def test_frames_stay_bytes_until_the_network_sees_them() -> None:
+    agent, frames = dqn.make(SMALL), jnp.zeros((4, 16, 8, 8, 1), jnp.uint8)
+
+    def learnt_from(key: jax.Array) -> Any:
+        seen = random_trajectory(0, 4, 16)._replace(obs=frames, next_obs=frames)
+        state = agent.init(key, EnvSpec("frames", ArraySpec((8, 8, 1), np.uint8, 0, 255), DiscreteSpec(3)))
+        items = agent.plan(key, state, seen).data
+        held = agent.replay.init(jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), items), 16, 8, 4)
+        return held.items, agent.replay.sample(key, agent.replay.add(held, items))[0]
+
+    for rows in jax.eval_shape(learnt_from, jax.random.key(0)):
+        assert rows.obs.dtype == rows.next_obs.dtype == jnp.uint8
+
+
 @pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 devices; tests/conftest.py makes them")
 def test_on_a_mesh_nothing_but_sums_crosses_devices_and_the_numbers_agree() -> None:
     agent = dqn.make(dataclasses.replace(SMALL, n_step=3, num_updates=2, dueling=True))
@@ -308,6 +323,8 @@ def test_a_state_can_be_donated() -> None:
         ("hidden_sizes", ()),
         ("hidden_sizes", (64, 0)),
         ("activation", "sine"),
+        ("torso", "resnet"),
+        ("dtype", "float16"),
     ],
 )
 def test_bad_fields_are_refused_by_name_and_value(field: str, value: object) -> None:

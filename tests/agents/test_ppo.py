@@ -10,14 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podium import testing
 from podium.agent import Agent
 from podium.agents import ppo
 from podium.env import Env, auto_reset, restart, transition
 from podium.learn import learn
 from podium.networks import ActorCritic, actor_critic
 from podium.ops.distributions import Categorical, DiagGaussian
-from podium.placement.anakin import Anakin
 from podium.rollout import begin, rollout
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, Trajectory
 
@@ -408,22 +406,23 @@ def test_discrete_observations_are_not_normalised(obs: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "memory"), [("probe_truncation", "none"), ("probe_termination", "none"), ("probe_truncation", "gru")]
 )
-def test_values_are_those_on_paper(name: str, memory: str) -> None:
-    # Truncation keeps the future: 1 / (1 - 0.9) = 10. Termination ends it: 1 + 0.9 + 0.81, 1 + 0.9, 1.
-    expected = {"probe_truncation": [10.0], "probe_termination": [2.71, 1.9, 1.0]}[name]
-    num_updates, length = 250, 5 if name == "probe_truncation" else 3
+def test_values_are_those_on_paper(name: str, memory: str, values_on_paper: Any) -> None:
     fields = {"learning_rate": 0.03, "max_grad_norm": 0.0, "num_epochs": 4, "num_minibatches": 1, "memory": memory}
-    agent = make(**fields, anneal_steps=num_updates * length * 4)
-    env = getattr(testing, name)()
-    sizes = {"num_envs": 4, "rollout_length": length, "num_lanes": 1, "max_updates": num_updates}
-    program = Anakin(devices=1).build(agent, env, **sizes)
-    state, metrics = program.chunk(program.init(0), num_updates)
-    assert metrics["finite"].all()
-    # Values along an episode, as the agent sees it while it acts.
-    start = begin(jax.random.key(0), auto_reset(env), jnp.arange(1), agent.carry(env.spec, 1))
-    params = agent.actor(program.agent_state(state))
-    _, trajectory, _ = jax.jit(
-        lambda start: rollout(jax.random.key(0), agent, auto_reset(env), params, start, length, jnp.int32(0))
-    )(start)
-    values = np.asarray(trajectory.extras.value)[:, 0]
-    np.testing.assert_allclose(values, np.broadcast_to(expected, values.shape), rtol=0.06)
+    num_updates, length = 250, 5 if name == "probe_truncation" else 3
+    values_on_paper(make(**fields, anneal_steps=num_updates * length * 4), name, num_updates)
+
+
+def test_frames_stay_bytes_until_the_network_sees_them() -> None:
+    agent, spec = make(memory="gru"), EnvSpec("test/Frames", ArraySpec((8, 8, 1), np.uint8, 0, 255), DISCRETE)
+
+    def reset(key: jax.Array) -> Any:
+        return key, restart(spec.obs.zeros())
+
+    def plan(key: jax.Array) -> Any:
+        env = auto_reset(Env(spec, reset, lambda key, state, action: (key, transition(spec.obs.zeros(), 0, False))))
+        state, where = agent.init(key, spec), begin(key, env, jnp.arange(B), agent.carry(spec, B))
+        trajectory = rollout(key, agent, env, agent.actor(state), where, T, jnp.int32(0))[1]
+        return agent.plan(key, state, trajectory)
+
+    batch = jax.eval_shape(plan, jax.random.key(0)).data
+    assert batch.obs.dtype == jnp.uint8 and batch.obs.shape == (T, B, 8, 8, 1)

@@ -13,7 +13,7 @@ import pytest
 
 import podium
 from podium import envs
-from podium.agents import dqn, ppo
+from podium.agents import dqn, impala, ppo
 
 FORBIDDEN = ("all-gather", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
 NUM_ENVS = 16
@@ -34,6 +34,7 @@ CASES: dict[str, tuple[Callable[[], Any], str, int, int]] = {
     "ppo-gru": (lambda: small_ppo(memory="gru", memory_size=16), "podium/RepeatFirst", 7, 8),
     "ppo-continuous": (small_ppo, "Pendulum-v1", 7, 8),
     "ppo-normalized": (lambda: small_ppo(normalize_obs=True, normalize_reward=True), "CartPole-v1", 7, 14),
+    "impala-gru": (lambda: impala.make(impala.Config(hidden_sizes=(16,), memory="gru")), "podium/RepeatFirst", 7, 8),
     "dqn": (lambda: small_dqn(n_step=3, dueling=True), "podium/Catch", 4, 5),
 }
 
@@ -228,3 +229,13 @@ def test_seeds_are_runs_of_their_own(name: str, seeds: int, devices: int) -> Non
             np.testing.assert_allclose(np.asarray(x)[seed], y, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(metrics["loss"][:, seed], row["loss"], rtol=1e-4, atol=1e-5)
         np.testing.assert_array_equal(metrics["episodes"][:, seed], row["episodes"])
+
+
+def test_several_seeds_start_one_after_another() -> None:
+    """A batched QR decomposition can deadlock the threads of XLA on CPU, so no seed may be started by `vmap`."""
+    env = envs.make("podium/Catch")
+    program = podium.Anakin(devices=1).build(small_ppo(), env, num_envs=8, rollout_length=4, seeds=3)
+    text = jax.jit(program._start).lower(jax.random.key(0)).as_text()
+    batch_dims = re.findall(r'@lapack_s(?:geqrf|orgqr)_ffi.*num_batch_dims = "(\d+)"', text)
+    assert batch_dims, "the test must see the decompositions"
+    assert set(batch_dims) == {"0"}

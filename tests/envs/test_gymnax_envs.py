@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import gymnasium
 import gymnax
 import jax
@@ -166,3 +169,13 @@ def test_every_state_has_strong_types():
         env = envs.make(name)
         state, timestep = jax.eval_shape(env.reset, jax.random.key(0))
         assert not any(leaf.weak_type for leaf in jax.tree.leaves((state, timestep)))
+
+
+def test_what_gymnax_draws_with_is_loaded_when_it_is_used():
+    """Importing it takes seconds, which nobody who trains should wait for."""
+    program = (
+        "import sys; from podium import envs; envs.make('CartPole-v1'); assert 'scipy.stats' not in sys.modules; "
+        "import seaborn, matplotlib.pyplot as plt; print(len(seaborn.color_palette('cubehelix', 3)), plt.figure)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.startswith("3 <function figure"), done.stderr

@@ -18,10 +18,13 @@ import jax
 import ppo_anakin
 import presets
 import pytest
+import replay
 
 import podium
 from podium.agents import dqn, ppo
 from podium.checkpoint import CheckpointError
+from podium.placement.anakin import AnakinProgram
+from podium.runs import RunFolder
 
 SCRIPTS = {"ppo": (ppo_anakin, ppo, presets.PPO), "dqn": (dqn_anakin, dqn, presets.DQN)}
 TINY = ["--env", "podium/Catch", "--preset", "none", "--devices", "1", "--no-progress", "--no-compilation-cache"]
@@ -193,9 +196,41 @@ def test_a_run_folder_is_never_written_over(capsys: pytest.CaptureFixture[str]) 
     Path("taken").mkdir()
     Path("taken/file").touch()
     assert ppo_anakin.main([*TINY, "--run-dir", "taken"]) == cli.REFUSED
-    error = capsys.readouterr().err
+    out, error = capsys.readouterr()
+    assert not out, "no plan of a run that is refused"
     assert "--resume" in error and "--run-dir" in error and error.count("\n") == 1
     assert [path.name for path in Path("taken").iterdir()] == ["file"]
+
+
+def test_a_refusal_names_the_number_that_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--num-envs", "64", "--rollout-length", "128"]
+    indivisible = "num_minibatches=7 does not divide the 8192 steps of a rollout (64 x 128); use 4 or 8."
+    for argv, words in (
+        (["--minibatches", "7"], indivisible),
+        (["--num-envs", "0"], "num_envs=0 must be a positive integer."),
+        (["--num-envs", "100", "--devices", "8"], "num_envs=100 is not divisible by num_devices=8; use 96 or 104."),
+    ):
+        assert ppo_anakin.main([*TINY, *sizes, *argv]) == cli.REFUSED
+        assert capsys.readouterr() == ("", f"error: {words}\n")
+
+
+def test_a_signal_during_compilation_ends_with_its_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AnakinProgram, "compile", lambda self: os.kill(os.getpid(), signal.SIGTERM))
+    command = [*TINY, "--run-dir", "run", "--num-envs", "8", "--rollout-length", "4", "--num-steps", "64"]
+    assert ppo_anakin.main([*command, "--hidden-sizes", "8"]) == 128 + signal.SIGTERM
+    out, error = capsys.readouterr()
+    assert "podium/Catch" in out and "the same command with --resume" in error
+    assert {path.name for path in Path("run").iterdir()} == {"config.json", "summary.json", "curve.png"}
+
+
+def test_replay_refuses_an_environment_that_only_its_maker_has(capsys: pytest.CaptureFixture[str]) -> None:
+    env = {"name": "podium/Catch", "options": None, "object": {"spec_sha256": "of another"}}
+    RunFolder.create("run", {"agent": {"name": "ppo", "config": {}}, "env": env, "seeds": 1})
+    assert replay.main(["run"]) == cli.REFUSED
+    error = capsys.readouterr().err
+    assert "given as an object" in error and "podium.load(run_dir, env=...)" in error and error.count("\n") == 1
 
 
 def _raise(error: BaseException) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import shutil
@@ -20,10 +21,13 @@ from podium.agent import Agent
 from podium.agents import dqn, ppo
 from podium.checkpoint import CheckpointError, Checkpoints
 from podium.sinks import read_metrics
+from podium.types import Trajectory
 
 STEPS = 16 * 8  # Of one iteration.
 PPO = ppo.make(ppo.Config(hidden_sizes=(16,), num_epochs=1, num_minibatches=2, learning_rate=1e-3))
-DQN = dqn.make(dqn.Config(hidden_sizes=(16,), batch_size=32, buffer_capacity=1024, min_replay_size=256, num_updates=2))
+SMALL = dqn.Config(hidden_sizes=(16,), batch_size=32, buffer_capacity=1024, min_replay_size=256, num_updates=2)
+DQN = dqn.make(SMALL)
+WAITING = dqn.make(dataclasses.replace(SMALL, min_replay_size=1024))
 
 
 def train(agent: Agent, run_dir: Path | None, env: Any = "podium/Catch", **changes: Any) -> podium.Result:
@@ -85,14 +89,34 @@ def test_nan_in_the_gradient_stops_the_run_and_keeps_the_last_good_checkpoint(ag
     assert resumed.summary["params_sha256"] == train(agent, None).summary["params_sha256"]
 
 
-@pytest.mark.parametrize("agent", [PPO, DQN], ids=["ppo", "dqn"])
-def test_nan_in_a_reward_stops_the_run_within_a_chunk(agent: Agent, tmp_path: Path) -> None:
-    """The ball reaches row 9 in the ninth step, which is in the second iteration and so in the first chunk."""
-    with pytest.raises(podium.NonFiniteError, match=f"env_steps={2 * STEPS}.*episode_return.*there is no checkpoint"):
-        train(agent, tmp_path / "run", nan_reward_after(9))
-    assert not Checkpoints(tmp_path / "run" / "checkpoints").steps()
+@pytest.mark.parametrize("placement", [podium.Anakin(1), podium.Single()], ids=["anakin", "single"])
+@pytest.mark.parametrize("agent", [PPO, DQN, WAITING], ids=["ppo", "dqn", "waiting"])
+def test_nan_in_a_reward_stops_the_run_before_it_is_saved(agent: Agent, placement: Any, tmp_path: Path) -> None:
+    """The ball reaches row 9 in the ninth step, which is in the second iteration; a replay may keep it for long."""
+    words = f"A reward or an observation of podium/Catch.*env_steps={2 * STEPS}.*checkpoint is at {STEPS} environment"
+    with pytest.raises(podium.NonFiniteError, match=words) as caught:
+        train(agent, tmp_path / "run", nan_reward_after(9), checkpoint_every=STEPS, placement=placement)
+    if agent is not DQN:  # Which may have sampled the row, or not.
+        assert ("parameters" in str(caught.value)) == (agent is PPO)
+    assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == [STEPS]
     row = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
     assert row["episode_return"] is None  # JSON has no NaN.
+
+
+def test_every_reward_is_looked_at_and_every_observation_that_a_replay_keeps() -> None:
+    """Bad numbers in one place of a trajectory [3, 4] each."""
+    from podium.placement.program import rollout_finite
+
+    rows = jnp.zeros((3, 4))
+    good = Trajectory(*[rows] * 8, carry=(), end_carry=(), policy_version=jnp.int32(0))
+    good = good._replace(obs={"image": jnp.zeros((3, 4, 2, 2)), "count": jnp.zeros((3, 4), jnp.int32)})
+    assert rollout_finite(DQN, good).tolist() == [True] * 4
+    for name, bad in (("reward", jnp.nan), ("next_obs", jnp.inf), ("obs", -jnp.inf)):
+        leaf = getattr(good, name)
+        leaf = {**leaf, "image": leaf["image"].at[2, 1, 0, 1].set(bad)} if name == "obs" else leaf.at[2, 1].set(bad)
+        for agent, seen in ((DQN, True), (PPO, name == "reward")):
+            found = rollout_finite(agent, good._replace(**{name: leaf})).tolist()
+            assert found == [True, not seen, True, True], (name, agent.name)
 
 
 @pytest.mark.slow

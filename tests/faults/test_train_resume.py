@@ -20,7 +20,9 @@ import pytest
 
 import podium
 from podium.agents import dqn, ppo
+from podium.placement.anakin import AnakinProgram
 from podium.sinks import read_metrics
+from podium.train import _Pace
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 16 * 8  # Of one iteration.
@@ -113,27 +115,76 @@ def test_stopped_and_resumed_is_the_run_that_was_not(
     assert rows_of(folder) == rows_of(uninterrupted.run_dir)
 
 
-def test_a_signal_inside_a_chunk_loses_no_evaluation(
-    whole_runs: Callable[[str, int], podium.Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The chunk that ends where an evaluation is due is cut short of it; the resumed run makes up for it."""
-    from podium.placement.anakin import AnakinProgram
-
-    name, uninterrupted = "ppo", whole_runs("ppo", 1)
+def signal_in_the_chunk_to(update: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a signal come during the chunk that ends at an update."""
     chunk = AnakinProgram.chunk
-    calls = []
 
     def interrupted_chunk(self: Any, state: Any, num_updates: int) -> Any:
-        calls.append(num_updates)
-        if len(calls) == 2:
+        if self.update_count(state) + num_updates == update:
             os.kill(os.getpid(), signal.SIGTERM)
         return chunk(self, state, num_updates)
 
     monkeypatch.setattr(AnakinProgram, "chunk", interrupted_chunk)
+
+
+def test_a_signal_inside_a_chunk_loses_no_evaluation(
+    whole_runs: Callable[[str, int], podium.Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chunk that ends where an evaluation is due is cut short of it; the resumed run makes up for it."""
+    name, uninterrupted = "ppo", whole_runs("ppo", 1)
+    signal_in_the_chunk_to(4, monkeypatch)
     folder = tmp_path / "run"
     stopped = train(name, folder)
     assert stopped.summary["env_steps"] == 4 * STEPS and "eval_return" not in stopped.metrics[-1]
     resumed = train(name, folder, resume=True)
+    assert resumed.summary["params_sha256"] == uninterrupted.summary["params_sha256"]
+    assert uninterrupted.run_dir is not None
+    assert rows_of(folder) == rows_of(uninterrupted.run_dir)
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_stopped_between_two_rows_the_next_row_is_whole(
+    name: str, whole_runs: Callable[[str, int], podium.Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of one iteration, rows of two: what the third iteration says is kept in the checkpoint there."""
+    folder, uninterrupted = tmp_path / "run", whole_runs(name, 1)
+    monkeypatch.setattr(_Pace, "SECONDS", 1e-9)
+    signal_in_the_chunk_to(3, monkeypatch)
+    stopped = train(name, folder)
+    assert stopped.summary["env_steps"] == 3 * STEPS and stopped.metrics[-1]["env_steps"] == 2 * STEPS
+    assert (folder / "checkpoints" / str(3 * STEPS) / "manifest.json").exists()
+    monkeypatch.undo()
+    resumed = train(name, folder, resume=True)
+    assert resumed.summary["params_sha256"] == uninterrupted.summary["params_sha256"]
+    assert uninterrupted.run_dir is not None
+    assert rows_of(folder) == rows_of(uninterrupted.run_dir)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("method", ["init", "compile"])
+def test_a_signal_during_compilation_ends_the_run_after_it(
+    method: str,
+    number: int,
+    whole_runs: Callable[[str, int], podium.Result],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, uninterrupted = tmp_path / "run", whole_runs("ppo", 1)
+    before = getattr(AnakinProgram, method)
+
+    def interrupted(self: Any, *arguments: Any) -> Any:
+        os.kill(os.getpid(), number)
+        return before(self, *arguments)
+
+    monkeypatch.setattr(AnakinProgram, method, interrupted)
+    monkeypatch.setattr(AnakinProgram, "chunk", pytest.fail)
+    stopped = train("ppo", folder)
+    assert stopped.interrupted == signal.Signals(number).name and stopped.summary["env_steps"] == 0
+    assert "nothing is trained yet; the same command with --resume" in capsys.readouterr().err
+    monkeypatch.undo()
+    with pytest.warns(UserWarning, match="holds no checkpoint yet; the run starts from its beginning"):
+        resumed = train("ppo", folder, resume=True)
     assert resumed.summary["params_sha256"] == uninterrupted.summary["params_sha256"]
     assert uninterrupted.run_dir is not None
     assert rows_of(folder) == rows_of(uninterrupted.run_dir)

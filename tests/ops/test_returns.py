@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podium.ops.returns import discounted_sums, gae, next_values
+from podium.ops.returns import discounted_sums, gae, next_values, vtrace
 from podium.testing import assert_compiles_once
 
 T, B, GAMMA = 7, 6, 0.9
 
-jit_gae = jax.jit(gae)
+jit_gae, jit_vtrace = jax.jit(gae), jax.jit(vtrace)
 
 
 def columns(seed: int = 0) -> dict[str, np.ndarray]:
@@ -89,12 +90,16 @@ def test_gae_by_hand_at_the_two_kinds_of_end() -> None:
     np.testing.assert_array_equal(advantage, [[-1.75, -1.25], [-3, -1], [-1, -1]])
 
 
-@pytest.mark.parametrize("lambda_", [0.0, 0.8, 1.0])
-def test_gae_equals_rlax_where_nothing_is_truncated(lambda_: float) -> None:
+def import_rlax() -> Any:
     with warnings.catch_warnings():
         # Its dependency tensorflow_probability asks jax for names that have moved.
         warnings.simplefilter("ignore", DeprecationWarning)
-        rlax = pytest.importorskip("rlax", reason="rlax is in the dev extra")
+        return pytest.importorskip("rlax", reason="rlax is in the dev extra")
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.8, 1.0])
+def test_gae_equals_rlax_where_nothing_is_truncated(lambda_: float) -> None:
+    rlax = import_rlax()
     rng = np.random.default_rng(3)
     reward = rng.normal(size=(T, B)).astype(np.float32)
     values = rng.normal(size=(T + 1, B)).astype(np.float32)
@@ -122,6 +127,128 @@ def test_gae_does_not_stop_gradients() -> None:
     s = columns(6)
     by_value = jax.grad(lambda value: jnp.sum(gae(**{**s, "value": value}, lambda_=0.0)))(s["value"])
     np.testing.assert_array_equal(by_value, -np.ones((T, B)))
+
+
+def log_ratios(seed: int = 0) -> np.ndarray:
+    """Return log-ratios [T, B] on both sides of every bound used here."""
+    return np.random.default_rng(100 + seed).normal(0, 0.7, (T, B)).astype(np.float32)
+
+
+def slow_vtrace(
+    steps: dict[str, np.ndarray], log_ratio: np.ndarray, lambda_: float, rho_bar: float, c_bar: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sum eq. 1 forward from every t until the episode ends, the product of all c written out: no recursion."""
+    target, advantage = np.zeros((2, T, B))
+    for b in range(B):
+        for t in reversed(range(T)):
+            target[t, b], factor = steps["value"][t, b], 1.0
+            for k in range(t, T):
+                r, d, v, n, last = (float(steps[name][k, b]) for name in steps)
+                ratio = np.exp(float(log_ratio[k, b]))
+                target[t, b] += factor * min(rho_bar, ratio) * (r + d * n - v)
+                factor *= d * lambda_ * min(c_bar, ratio)
+                if last:
+                    break
+            r, d, v, n, last = (float(steps[name][t, b]) for name in steps)
+            if not last and t < T - 1:
+                n += lambda_ * (target[t + 1, b] - float(steps["value"][t + 1, b]))
+            advantage[t, b] = min(rho_bar, np.exp(float(log_ratio[t, b]))) * (r + d * n - v)
+    return target, advantage
+
+
+BOUNDS = [(1.0, 1.0, 1.0), (0.7, 1.5, 0.8), (0.0, 0.9, 0.9), (1.0, np.inf, np.inf)]
+
+
+@pytest.mark.parametrize("bounds", BOUNDS, ids=str)
+def test_vtrace_is_the_slow_loop(bounds: tuple[float, float, float]) -> None:
+    steps, log_ratio = columns(), log_ratios()
+    found = jit_vtrace(log_ratio, *steps.values(), *bounds)
+    for x, y in zip(found, slow_vtrace(steps, log_ratio, *bounds), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+    plain = vtrace(log_ratio, **steps, lambda_=bounds[0], rho_bar=bounds[1], c_bar=bounds[2])
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), plain, found)
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.8, 1.0])
+def test_vtrace_on_policy_is_gae(lambda_: float) -> None:
+    s = columns(1)
+    found = jit_vtrace(0 * s["reward"], *s.values(), lambda_, 1.0, 1.0)
+    advantage = jit_gae(**s, lambda_=lambda_)
+    np.testing.assert_allclose(found.target, advantage + s["value"], rtol=1e-5, atol=1e-5)
+    # The estimates of one network: inside an episode what is reached is what is acted on next.
+    inside = ~s["last"][:-1]
+    s["next_value"][:-1][inside] = s["value"][1:][inside]
+    found = jit_vtrace(0 * s["reward"], *s.values(), lambda_, 2.0, 1.0)
+    np.testing.assert_allclose(found.advantage, jit_gae(**s, lambda_=lambda_), rtol=1e-5, atol=1e-5)
+
+
+def test_vtrace_on_policy_is_the_n_step_return() -> None:
+    # Mnih et al. 2016: rewards up to the end of the episode or the rollout, and the value there. Any value between
+    # cancels, so the targets do not depend on it.
+    s = columns(2)
+    inside = ~s["last"][:-1]
+    s["next_value"][:-1][inside] = s["value"][1:][inside]
+    total = np.zeros((T, B))
+    for b in range(B):
+        for t in reversed(range(T)):
+            following = s["next_value"][t, b] if s["last"][t, b] or t == T - 1 else total[t + 1, b]
+            total[t, b] = s["reward"][t, b] + s["discount"][t, b] * following
+    found = jit_vtrace(0 * s["reward"], *s.values(), 1.0, 1.0, 1.0)
+    np.testing.assert_allclose(found.target, total, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found.advantage, total - s["value"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bounds", [(1.0, 1.0, 1.0), (0.7, 1.5, 1.0)], ids=str)
+def test_vtrace_equals_rlax_where_nothing_is_truncated(bounds: tuple[float, float, float]) -> None:
+    rlax = import_rlax()
+    rng, (lambda_, rho_bar, _) = np.random.default_rng(3), bounds
+    reward, log_ratio = rng.normal(size=(2, T, B)).astype(np.float32)
+    values = rng.normal(size=(T + 1, B)).astype(np.float32)
+    last = rng.random((T, B)) < 0.3
+    discount = (GAMMA * ~last).astype(np.float32)
+    found = jit_vtrace(log_ratio, reward, discount, values[:-1], values[1:], last, *bounds)
+    oracle = jax.vmap(rlax.vtrace_td_error_and_advantage, (1, 1, 1, 1, 1, None, None, None), 1)
+    arguments = values[:-1], values[1:], reward, discount, np.exp(log_ratio), lambda_, rho_bar, rho_bar
+    expected = oracle(*arguments)
+    np.testing.assert_allclose(found.target - values[:-1], expected.errors, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found.advantage, expected.pg_advantage, rtol=1e-5, atol=1e-5)
+
+
+def test_vtrace_by_hand_at_the_two_kinds_of_end() -> None:
+    # pi / mu = 1/2, gamma = 1/2, V = 4, r = 1. The end: terminated 1 - 4 = -3, truncated 1 + 4/2 - 4 = -1, halved.
+    # The step before: delta = -1/2; v = 4 - 1/2 + 1/4 * (-1.5 or -0.5); A = 1/2 * (-1 + 1/2 * (-1.5 or -0.5)).
+    terminated = np.array([[0, 0], [1, 0], [0, 0]], bool)
+    last = np.array([[0, 0], [1, 1], [0, 0]], bool)
+    fours, ones = np.full((3, 2), 4, np.float32), np.ones((3, 2), np.float32)
+    found = jit_vtrace(np.log(0.5 * ones), ones, np.float32(0.5) * ~terminated, fours, fours, last, 1.0, 1.0, 1.0)
+    np.testing.assert_allclose(found.target, [[3.125, 3.375], [2.5, 3.5], [3.5, 3.5]])
+    np.testing.assert_allclose(found.advantage, [[-0.875, -0.625], [-1.5, -0.5], [-0.5, -0.5]])
+
+
+def test_vtrace_of_a_transition_does_not_depend_on_rows_that_are_none() -> None:
+    # As of an environment that resets in the next step: a row that is none follows every end.
+    s, log_ratio = columns(4), log_ratios(4)
+    s["last"] &= ~np.concatenate([np.zeros((1, B), bool), s["last"][:-1]])
+    none = np.concatenate([np.zeros((1, B), bool), s["last"][:-1]])
+    assert none.any()
+    s["last"] &= ~none
+    other = {name: x if name == "last" else np.where(none, 100 + x, x) for name, x in s.items()}
+    found = jit_vtrace(log_ratio, *s.values(), 1.0, 1.0, 1.0)
+    changed = jit_vtrace(np.where(none, -30, log_ratio), *other.values(), 1.0, 1.0, 1.0)
+    for x, y in zip(found, changed, strict=True):
+        np.testing.assert_array_equal(np.asarray(x)[~none], np.asarray(y)[~none])
+        assert (np.asarray(x) != np.asarray(y))[none].all()
+
+
+def test_vtrace_under_vmap_and_compiled_once() -> None:
+    several = [(log_ratios(seed), *columns(seed).values()) for seed in (4, 5)]
+    mapped = jax.jit(jax.vmap(lambda args: vtrace(*args)))
+    with assert_compiles_once(mapped):
+        found = mapped(jax.tree.map(lambda *x: np.stack(x), *several))
+        mapped(jax.tree.map(lambda *x: np.stack(x), *several[::-1]))
+    for i, args in enumerate(several):
+        expected = jit_vtrace(*args, 1.0, 1.0, 1.0)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x[i], y, rtol=1e-5, atol=1e-5), found, expected)  # noqa: B023
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])

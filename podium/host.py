@@ -1,0 +1,211 @@
+"""Environments on the CPU, outside the compiled program: `HostEnv` (a batch), and `HostEnvs`, which makes batches."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podium import keys
+from podium.env import Env, auto_reset
+from podium.types import DiscreteSpec, EnvSpec, PyTree, TimeStep
+
+
+class HostEnv(Protocol):
+    """A batch of environments that runs on the CPU and resets itself. One thread at a time may use it.
+
+    Every array has a leading axis of `num_envs` and lies in NumPy. An environment may begin its next episode
+
+    - in the same step that ends one: `obs` is then the first observation and `next_obs` the true last one; or
+    - in the next step, whose action is ignored: the ending step returns the true last observation as `obs`, the one
+      after it the first observation, reward 0, no flags, and `valid=False`, because it is no transition.
+
+    Which of the two is told by `valid`: None in every step, or an array in every step.
+
+    Attributes:
+      spec: of one environment.
+      num_envs: in the batch.
+    """
+
+    spec: EnvSpec
+    num_envs: int
+
+    def reset(self) -> TimeStep:
+        """Start every environment."""
+        ...
+
+    def send(self, action: np.ndarray) -> None:
+        """Begin a step with actions [num_envs, ...] and return at once; raises ValueError for actions that are bad."""
+        ...
+
+    def recv(self) -> TimeStep:
+        """Wait for the step that was sent."""
+        ...
+
+    def close(self) -> None:
+        """Release threads and memory; may be called twice."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HostEnvs:
+    """A task for which a placement makes as many host environments as it needs.
+
+    Args:
+      spec: of one environment.
+      make: `(num_envs, seed, first_index) -> HostEnv`; the environments have the numbers from first_index on, and all
+        their randomness derives from `seed` and those numbers, so that no grouping changes it.
+      resets_in_next_step: which of the two ways of `HostEnv` its environments go.
+      frames_per_step: frames of the simulator in a step, for counting.
+      evaluation: the same task by the protocol that scores are quoted for (whole episodes, unclipped rewards); None
+        where it is the same.
+      record: the arguments it was made from, for `config.json`.
+    """
+
+    spec: EnvSpec
+    make: Callable[[int, int, int], HostEnv]
+    resets_in_next_step: bool = True
+    frames_per_step: int = 1
+    evaluation: HostEnvs | None = None
+    record: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def check_actions(spec: EnvSpec, num_envs: int, action: Any) -> np.ndarray:
+    """Return actions in the dtype of `spec`, contiguous; native simulators crash on some of what is refused here.
+
+    Raises:
+      ValueError: for a wrong shape, a wrong kind of number, an index out of range, or a number that is not finite.
+    """
+    array = np.asarray(action)
+    shape = (num_envs,) if isinstance(spec.action, DiscreteSpec) else (num_envs, *spec.action.shape)
+    if array.shape != shape:
+        raise ValueError(f"actions of shape {array.shape} were sent to {num_envs} of {spec.name}; send {shape}.")
+    if isinstance(spec.action, DiscreteSpec):
+        if not np.issubdtype(array.dtype, np.integer):
+            raise ValueError(f"actions of dtype {array.dtype} were sent to {spec.name}; send integers.")
+        if array.size and (array.min() < 0 or array.max() >= spec.action.num_values):
+            most = spec.action.num_values - 1
+            raise ValueError(f"actions {array.min()} to {array.max()} were sent to {spec.name}; send 0 to {most}.")
+    else:
+        if not np.issubdtype(array.dtype, np.floating):
+            raise ValueError(f"actions of dtype {array.dtype} were sent to {spec.name}; send floats.")
+        if not np.isfinite(array).all():
+            raise ValueError(f"an action sent to {spec.name} is not finite; the policy has diverged.")
+    return np.ascontiguousarray(array, dtype=spec.action.dtype)
+
+
+class CheckedHostEnv(abc.ABC):
+    """A `HostEnv` that refuses what simulators crash on: bad actions, and calls out of turn.
+
+    Subclasses say what `reset`, `send`, `recv` and `close` do, in methods of the same names with an underscore.
+    """
+
+    def __init__(self, spec: EnvSpec, num_envs: int):
+        self.spec, self.num_envs = spec, num_envs
+        self._remedy = {"send": "call reset first", "recv": "call reset and send first"}
+
+    def reset(self) -> TimeStep:
+        """Start every environment."""
+        self._check_turn("reset")
+        timestep = self._reset()
+        self._remedy = {"recv": "call send first"}
+        return timestep
+
+    def send(self, action: np.ndarray) -> None:
+        """Begin a step with actions [num_envs, ...] and return at once; raises ValueError for actions that are bad."""
+        self._check_turn("send")
+        self._send(check_actions(self.spec, self.num_envs, action))
+        self._remedy = dict.fromkeys(("reset", "send"), "call recv first, for the actions sent already")
+
+    def recv(self) -> TimeStep:
+        """Wait for the step that was sent."""
+        self._check_turn("recv")
+        self._remedy = {"recv": "call send first"}
+        return self._recv()
+
+    def close(self) -> None:
+        """Release threads and memory; may be called twice."""
+        closed = dict.fromkeys(("reset", "send", "recv"), "it is closed; make another")
+        if self._remedy != closed:
+            self._remedy = closed
+            self._close()
+
+    def _check_turn(self, method: str) -> None:
+        if method in self._remedy:
+            raise RuntimeError(f"{method} was called out of turn on {self.spec.name}: {self._remedy[method]}.")
+
+    @abc.abstractmethod
+    def _reset(self) -> TimeStep: ...
+
+    @abc.abstractmethod
+    def _send(self, action: np.ndarray) -> None: ...
+
+    @abc.abstractmethod
+    def _recv(self) -> TimeStep: ...
+
+    @abc.abstractmethod
+    def _close(self) -> None: ...
+
+
+def on_host(env: Env) -> HostEnvs:
+    """Return a pure environment as host environments: the same states as a fused rollout of the same seed.
+
+    They are stepped by a compiled program of their own, on the first device. A way to test and to compare placements.
+    """
+    env = auto_reset(env)
+    reset = jax.jit(lambda env_keys, time: jax.vmap(env.reset)(keys.at_time(env_keys, time)))
+    step = jax.jit(
+        lambda env_keys, time, state, action: jax.vmap(env.step)(keys.at_time(env_keys, time), state, action)
+    )
+
+    def make(num_envs: int, seed: int, first_index: int) -> HostEnv:
+        return _OnHost(env.spec, reset, step, num_envs, seed, first_index)
+
+    return HostEnvs(env.spec, make, resets_in_next_step=False, record={"name": env.spec.name})
+
+
+class _OnHost(CheckedHostEnv):
+    """A pure environment, batched."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        reset: Callable[..., Any],
+        step: Callable[..., Any],
+        num_envs: int,
+        seed: int,
+        first_index: int,
+    ):
+        super().__init__(spec, num_envs)
+        self._run_reset, self._run_step = reset, step
+        index = first_index + jnp.arange(num_envs)
+        self._keys = keys.environment_keys(keys.roots(jax.random.key(seed)).env, index)
+        self._time = jnp.zeros(num_envs, jnp.uint32)
+        self._state: PyTree = None
+        self._sent: Any = None
+
+    def _reset(self) -> TimeStep:
+        self._state, timestep = self._run_reset(self._keys, self._time)
+        self._time += 1
+        return _fetch(timestep)
+
+    def _send(self, action: np.ndarray) -> None:
+        self._sent = self._run_step(self._keys, self._time, self._state, action)
+        self._time += 1
+
+    def _recv(self) -> TimeStep:
+        self._state, timestep = self._sent
+        return _fetch(timestep)
+
+    def _close(self) -> None:
+        self._state = self._sent = None
+
+
+def _fetch(timestep: TimeStep) -> TimeStep:
+    # The fields stay what they are: None is no array.
+    return TimeStep(*jax.device_get(tuple(timestep)))

@@ -1,0 +1,42 @@
+"""Where randomness comes from: a run's seed, the global number of an environment, and the step.
+
+Nothing else: experience depends neither on devices nor on how environments are grouped, and a placement that steps
+environments elsewhere draws the same.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from podium.types import Array, Key
+
+
+class Roots(NamedTuple):
+    """The independent streams of a run: its iterations (acting, learning), the agent's start, its environments."""
+
+    run: Key
+    agent: Key
+    env: Key
+
+
+def roots(key: Key) -> Roots:
+    """Split a seed's key."""
+    return Roots(*jax.random.split(key, 3))
+
+
+def environment_keys(key: Key, index: Array) -> Key:
+    """Return one key an environment, [B], from its global number."""
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, index)
+
+
+def at_time(keys: Key, time: Array) -> Key:
+    """Return the keys [B] of one step; `time` [B] counts steps since the start of the run, which itself is 0."""
+    return jax.vmap(jax.random.fold_in)(keys, time)
+
+
+def at_times(keys: Key, start: Array, num_steps: int) -> Key:
+    """Return the keys [T, B] of steps `start` [B] to `start + T - 1`: one large draw is cheaper than many small."""
+    return jax.vmap(lambda step: at_time(keys, start + step))(jnp.arange(num_steps, dtype=start.dtype))

@@ -1,0 +1,40 @@
+"""Losses over rows [N] or [T, N], to be minimised: what is left when returns and advantages are given."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from podium.ops.distributions import Categorical, DiagGaussian
+from podium.ops.statistics import masked_mean
+from podium.types import Array, Metrics
+
+
+def actor_critic(
+    policy: Categorical | DiagGaussian,
+    value: Array,
+    action: Array,
+    advantage: Array,
+    target: Array,
+    valid: Array | None,
+    value_coef: float,
+    entropy_coef: float,
+) -> tuple[Array, Metrics]:
+    """Return the loss of an actor-critic (Mnih et al. 2016, arXiv 1602.01783, section 4), and its parts as metrics.
+
+        mean( -log pi(a) * A + value_coef * (target - V)^2 / 2 - entropy_coef * H(pi) )
+
+    Args:
+      policy: of the rows.
+      value: V of the rows.
+      action: taken in the rows.
+      advantage: A; pass it without a gradient.
+      target: of the values; likewise.
+      valid: rows that count; None for all.
+      value_coef: weight of the value loss.
+      entropy_coef: weight of the entropy, per nat.
+    """
+    policy_loss = -masked_mean(policy.log_prob(action) * advantage, valid)
+    value_loss = 0.5 * masked_mean(jnp.square(target - value), valid)
+    entropy = masked_mean(policy.entropy(), valid)
+    total = policy_loss + value_coef * value_loss - entropy_coef * entropy
+    return total, {"loss": total, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}

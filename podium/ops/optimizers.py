@@ -1,0 +1,56 @@
+"""Optimisers as optax transformations that give directions, and the step along them at a rate that may fall."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from podium.types import Array, PyTree
+
+OPTIMIZERS = ("adam", "rmsprop")
+
+
+def make(name: str, eps: float, max_grad_norm: float = 0.0, decay: float = 0.99) -> optax.GradientTransformation:
+    """Make an optimiser whose updates are directions to be scaled by a rate; see `descend`.
+
+        adam:     m / (sqrt(n) + eps), bias-corrected moments of decay 0.9 and 0.999 (Kingma and Ba 2015, alg. 1)
+        rmsprop:  g / sqrt(n + eps),   n <- decay * n + (1 - decay) * g^2, from 0 (Mnih et al. 2016, eq. 8 and 9)
+
+    Args:
+      name: one of `OPTIMIZERS`.
+      eps: above 0. For rmsprop it stands under the root: 0.01 there damps as much as 0.1 beside it.
+      max_grad_norm: bound on the global norm of the gradient, before anything else; 0 leaves it unbounded.
+      decay: of rmsprop's mean square, 0 to 1.
+
+    Raises:
+      ValueError: for an unknown name.
+
+    >>> import jax.numpy as jnp
+    >>> optimizer = make("rmsprop", eps=0.0, decay=0.75)
+    >>> optimizer.update(jnp.array([3.0]), optimizer.init(jnp.zeros(1)))[0].tolist()
+    [2.0]
+    """
+    if name not in OPTIMIZERS:
+        raise ValueError(f"optimizer={name!r} is unknown; use one of {', '.join(OPTIMIZERS)}.")
+    clip = optax.clip_by_global_norm(max_grad_norm) if max_grad_norm > 0 else optax.identity()
+    scale = optax.scale_by_adam(eps=eps) if name == "adam" else optax.scale_by_rms(decay, eps)
+    # One flat vector: a few long kernels instead of many short ones.
+    return optax.flatten(optax.chain(clip, scale))
+
+
+def annealed(learning_rate: float, anneal_steps: int, env_steps: Array) -> Any:
+    """Return a rate that falls linearly to 0 over `anneal_steps` environment steps; 0 of them keep it constant."""
+    if not anneal_steps:
+        return learning_rate
+    return learning_rate * jnp.maximum(0.0, 1.0 - env_steps / anneal_steps)
+
+
+def descend(
+    optimizer: optax.GradientTransformation, rate: Any, params: PyTree, opt_state: optax.OptState, grads: PyTree
+) -> tuple[PyTree, optax.OptState]:
+    """Return parameters one step of length `rate` further down, and the optimiser's next state."""
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    return jax.tree.map(lambda p, u: p - rate * u, params, updates), opt_state

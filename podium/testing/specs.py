@@ -1,0 +1,51 @@
+"""What `check_env` and `check_host_env` say alike of specs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from podium.testing.errors import ContractError
+from podium.types import ArraySpec, DiscreteSpec, EnvSpec
+
+
+def broken(spec: EnvSpec, rule: str, remedy: str) -> ContractError:
+    """Return the error that says which rule an environment broke, and how to mend it."""
+    return ContractError(f"{spec.name}: {rule} {remedy}")
+
+
+def check_spec(spec: Any) -> None:
+    """Raise ContractError for a spec that no agent could use."""
+    if not isinstance(spec, EnvSpec):
+        raise ContractError(f"Env.spec is a {type(spec).__name__}; make it a podium.types.EnvSpec.")
+    if not isinstance(spec.action, ArraySpec | DiscreteSpec):
+        raise broken(spec, f"spec.action is a {type(spec.action).__name__}.", "Make it a DiscreteSpec or an ArraySpec.")
+    leaves = jax.tree.leaves(spec.obs, is_leaf=is_spec)
+    for leaf in leaves:
+        if not is_spec(leaf):
+            raise broken(spec, f"spec.obs holds a {type(leaf).__name__}.", "Use ArraySpec and DiscreteSpec only.")
+    for leaf in [*leaves, spec.action]:
+        if isinstance(leaf, DiscreteSpec) and leaf.num_values < 1:
+            raise broken(spec, f"a DiscreteSpec has num_values={leaf.num_values}.", "It needs at least 1 value.")
+        if isinstance(leaf, ArraySpec) and not np.all(np.asarray(leaf.low) <= np.asarray(leaf.high)):
+            raise broken(spec, "an ArraySpec has a low above its high.", "Swap them.")
+    limit = spec.max_episode_steps
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise broken(spec, f"spec.max_episode_steps={limit!r}.", "It must be an int of at least 1, or None.")
+
+
+def within(spec: Any, value: Any) -> bool:
+    """Return whether every value lies within the bounds of its spec, but for rounding."""
+    value = np.asarray(value)
+    if isinstance(spec, DiscreteSpec):
+        return bool(np.all((value >= 0) & (value < spec.num_values)))
+    low, high = np.asarray(spec.low, np.float64), np.asarray(spec.high, np.float64)
+    slack = 1e-5 * np.maximum(1, np.where(np.isfinite(high), np.abs(high), 1))
+    return bool(np.all((value >= low - slack) & (value <= high + slack)))
+
+
+def is_spec(spec: Any) -> bool:
+    """Return whether this is a leaf of `EnvSpec.obs`."""
+    return isinstance(spec, ArraySpec | DiscreteSpec)

@@ -1,0 +1,164 @@
+"""Torsos: what turns observations into feature vectors, dense or convolutional, for the heads of `podium.networks`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from podium import vision
+from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "tanh": jnp.tanh,
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "gelu": jax.nn.gelu,
+    "elu": jax.nn.elu,
+}
+TORSOS = ("mlp", *vision.CONVOLUTIONS)
+DTYPES = ("float32", "bfloat16")
+
+
+class MLP(nn.Module):
+    """Dense layers with an activation after each; orthogonal initialisation of gain sqrt(2)."""
+
+    hidden_sizes: Sequence[int]
+    activation: str = "tanh"
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Return features [..., n] in `dtype`."""
+        for size in self.hidden_sizes:
+            dense = nn.Dense(size, dtype=self.dtype, kernel_init=nn.initializers.orthogonal(2**0.5))
+            x = ACTIVATIONS[self.activation](dense(x))
+        return x
+
+
+def flatten_obs(obs: PyTree, leading: int, width: int | None = None) -> Array:
+    """Flatten the parts of an observation into float vectors [..., n] behind `leading` batch axes.
+
+    A lone integer scalar becomes a one-hot vector of `width`, unless that is 1 (an integer `ArraySpec`, a number).
+    """
+    leaves = jax.tree.leaves(obs)
+    integer = jnp.issubdtype(leaves[0].dtype, jnp.integer)
+    if len(leaves) == 1 and leaves[0].ndim == leading and integer and width != 1:
+        assert width is not None, "a discrete observation needs its number of values"
+        return jax.nn.one_hot(leaves[0], width)
+    parts = [x.reshape(*x.shape[:leading], -1).astype(jnp.float32) for x in leaves]
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
+
+
+def obs_width(spec: EnvSpec) -> int:
+    """Return the length of the vector `flatten_obs` makes of one observation."""
+    leaves = jax.tree.leaves(spec.obs, is_leaf=lambda x: isinstance(x, ArraySpec | DiscreteSpec))
+    if len(leaves) == 1 and isinstance(leaves[0], DiscreteSpec):
+        return leaves[0].num_values
+    return sum(math.prod(leaf.shape) for leaf in leaves)
+
+
+class Torso(NamedTuple):
+    """What turns observations into features, float32 [..., width]: an MLP, or convolutions and an MLP behind them.
+
+    Attributes:
+      width: number of features.
+      shared: whether policy and value share one, as is usual for convolutions.
+      init: `(key, EnvSpec) -> params`.
+      apply: `(params, obs, leading) -> features`, behind `leading` batch axes.
+    """
+
+    width: int
+    shared: bool
+    init: Callable[[Key, EnvSpec], PyTree]
+    apply: Callable[[PyTree, PyTree, int], Array]
+
+
+def make_torso(torso: str | nn.Module, hidden_sizes: Sequence[int], activation: str, dtype: str = "float32") -> Torso:
+    """Make a torso.
+
+    Args:
+      torso: one of `TORSOS`, or a module like those of `podium.vision`: frames [N, H, W, C] to features [N, n].
+      hidden_sizes: of the dense layers: all of an "mlp", behind convolutions those that follow.
+      activation: of the dense layers, one of `ACTIVATIONS`; convolutions have a rectifier.
+      dtype: to compute in, one of `DTYPES`; parameters and results are float32 in either.
+
+    Raises:
+      ValueError: for an unknown name or sizes that are not positive; from `init`, for frames that convolutions cannot
+        take.
+    """
+    check_choice("activation", activation, tuple(ACTIVATIONS))
+    check_choice("dtype", dtype, DTYPES)
+    check_sizes("hidden_sizes", hidden_sizes)
+    mlp = MLP(tuple(hidden_sizes), activation, jnp.dtype(dtype))
+    if isinstance(torso, nn.Module):
+        return _convolutional_torso(torso, mlp)
+    check_choice("torso", torso, TORSOS)
+    if torso != "mlp":
+        return _convolutional_torso(vision.CONVOLUTIONS[torso](dtype=jnp.dtype(dtype)), mlp)
+
+    def init(key: Key, spec: EnvSpec) -> PyTree:
+        return mlp.init(key, jnp.zeros((1, obs_width(spec))))
+
+    def apply(params: PyTree, obs: PyTree, leading: int) -> Array:
+        x = flatten_obs(obs, leading, params["params"]["Dense_0"]["kernel"].shape[0])
+        return apply_module(mlp, params, x).astype(jnp.float32)
+
+    return Torso(mlp.hidden_sizes[-1], False, init, apply)
+
+
+def _convolutional_torso(convolutions: nn.Module, mlp: MLP) -> Torso:
+    def init(key: Key, spec: EnvSpec) -> PyTree:
+        frame_key, dense_key = jax.random.split(key)
+        frames = _one_frame(spec, type(convolutions).__name__, getattr(convolutions, "smallest", 1))
+        params = convolutions.init(frame_key, frames)
+        return {"frames": params, "dense": mlp.init(dense_key, apply_module(convolutions, params, frames))}
+
+    def apply(params: PyTree, obs: PyTree, leading: int) -> Array:
+        (frames,) = jax.tree.leaves(obs)
+        # Environments first: where a mesh holds them apart, only then does merging the axes move nothing.
+        axes = tuple(range(leading))
+        frames = jnp.moveaxis(frames, axes, axes[::-1])
+        batch = frames.shape[:leading]
+        x = apply_module(convolutions, params["frames"], frames.reshape(-1, *frames.shape[leading:]))
+        x = apply_module(mlp, params["dense"], x).astype(jnp.float32)
+        return jnp.moveaxis(x.reshape(*batch, -1), axes[::-1], axes)
+
+    return Torso(mlp.hidden_sizes[-1], True, init, apply)
+
+
+def _one_frame(spec: EnvSpec, name: str, smallest: int) -> Array:
+    """Return zeros [1, H, W, C], or say why these observations are no frames."""
+    specs = jax.tree.leaves(spec.obs, is_leaf=lambda x: isinstance(x, ArraySpec | DiscreteSpec))
+    shapes = [leaf.shape for leaf in specs]
+    if len(shapes) != 1 or len(shapes[0]) != 3:
+        raise ValueError(
+            f"{name} needs frames [H, W, C], but the observations of {spec.name} have shapes {shapes}; use torso='mlp'."
+        )
+    if min(shapes[0][:2]) < smallest:
+        raise ValueError(
+            f"{name} needs frames of at least {smallest} x {smallest}, but those of {spec.name} have shape "
+            f"{shapes[0]}; use torso='mlp' or 'impala_resnet'."
+        )
+    return specs[0].zeros(1)
+
+
+def apply_module(module: nn.Module, params: PyTree, *args: Any) -> Any:
+    """Call a module; flax's own type allows for a second result, which there is only on request."""
+    return module.apply(params, *args)
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise ValueError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(choices)}.")
+
+
+def check_sizes(name: str, sizes: Sequence[int]) -> None:
+    """Raise ValueError unless `sizes` are positive integers."""
+    if not sizes or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
+        raise ValueError(f"{name}={sizes} must be positive integers, at least one.")

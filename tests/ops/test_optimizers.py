@@ -1,0 +1,76 @@
+"""Optimisers: directions by hand and against optax, the bound, the rate, and the paper's sums as means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from podium.ops import optimizers
+
+PARAMS = {"a": np.array([1.0, -2.0], np.float32), "b": np.float32(0.5)}
+
+
+def gradients(count: int) -> list[Any]:
+    rng = np.random.default_rng(0)
+    return [jax.tree.map(lambda x: np.float32(rng.normal(size=np.shape(x))), PARAMS) for _ in range(count)]
+
+
+def run(optimizer: optax.GradientTransformation, rate: float, grads: list[Any]) -> Any:
+    params, state = PARAMS, optimizer.init(PARAMS)
+    for gradient in grads:
+        params, state = optimizers.descend(optimizer, rate, params, state, gradient)
+    return params
+
+
+def test_rmsprop_is_the_papers() -> None:
+    params = {k: np.asarray(v, np.float64) for k, v in PARAMS.items()}
+    square = {k: np.zeros_like(v) for k, v in params.items()}
+    for gradient in gradients(4):
+        for k, g in gradient.items():
+            square[k] = 0.9 * square[k] + 0.1 * np.float64(g) ** 2
+            params[k] = params[k] - 0.05 * g / np.sqrt(square[k] + 0.01)
+    found = run(optimizers.make("rmsprop", 0.01, decay=0.9), 0.05, gradients(4))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, params)
+
+
+def test_adam_is_optaxs() -> None:
+    params, optimizer = PARAMS, optax.adam(0.05, eps=1e-5)
+    state = optimizer.init(params)
+    for gradient in gradients(3):
+        updates, state = optimizer.update(gradient, state)
+        params = optax.apply_updates(params, updates)
+    found = run(optimizers.make("adam", 1e-5), 0.05, gradients(3))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, params)
+
+
+@pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
+def test_the_gradient_is_bounded_before_anything_else(name: str) -> None:
+    large = {"a": np.array([3.0, 0.0], np.float32), "b": np.float32(4.0)}
+    bounded = run(optimizers.make(name, 0.1, max_grad_norm=0.5), 0.05, [large])
+    by_hand = run(optimizers.make(name, 0.1), 0.05, [jax.tree.map(lambda g: g / 10, large)])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), bounded, by_hand)
+
+
+def test_sums_over_n_steps_are_means_with_eps_over_n_squared_and_the_bound_over_n() -> None:
+    # What agents/impala.py says of its difference from the paper.
+    n = 640
+    sums = [jax.tree.map(lambda g: n * g, gradient) for gradient in gradients(4)]
+    paper = run(optimizers.make("rmsprop", 0.1, max_grad_norm=40.0), 6e-4, sums)
+    means = run(optimizers.make("rmsprop", 0.1 / n**2, max_grad_norm=40.0 / n), 6e-4, gradients(4))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), paper, means)
+
+
+def test_the_rate_falls_linearly_to_zero_or_stays() -> None:
+    rates = [float(optimizers.annealed(0.2, 1000, jnp.float32(steps))) for steps in (0, 250, 1000, 2000)]
+    np.testing.assert_allclose(rates, [0.2, 0.15, 0.0, 0.0], atol=1e-8)
+    assert optimizers.annealed(0.2, 0, jnp.float32(250)) == 0.2
+
+
+def test_an_unknown_optimizer_is_named() -> None:
+    with pytest.raises(ValueError, match="optimizer='sgd' is unknown; use one of adam, rmsprop"):
+        optimizers.make("sgd", 1e-5)
