@@ -1,0 +1,199 @@
+"""Convolutions: one mathematics however they are lowered, torsos for frames, and nothing that crosses a mesh."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from podium import vision
+from podium.networks import actor_critic, q_network
+from podium.types import ArraySpec, DiscreteSpec, EnvSpec
+
+T, B = 3, 8
+QUICK = {"xla_backend_optimization_level": 0}
+
+
+def frames(*batch: int, size: int = 36, channels: int = 2) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (*batch, size, size, channels), np.uint8)
+
+
+def frame_spec(size: int = 36, channels: int = 2) -> EnvSpec:
+    return EnvSpec("test/Frames", ArraySpec((size, size, channels), np.uint8, 0, 255), DiscreteSpec(3))
+
+
+def assert_close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
+    """Compare leaf by leaf, relative to the largest entry."""
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=tolerance * (np.abs(y).max() + 1e-3)), a, b)
+
+
+# Height, width, channels, outputs, kernel, stride, padding: Nature's layers and the ResNet's, small; sizes that do not
+# come out even, shallow and deep cells.
+SHAPES = [
+    (20, 24, 4, 8, 8, 4, 0),
+    (11, 12, 16, 8, 4, 2, 0),
+    (5, 6, 64, 8, 3, 1, 0),
+    (7, 6, 4, 8, 3, 1, 1),
+    (13, 10, 3, 5, 4, 2, 1),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_convolution_and_its_gradients_are_those_of_lax(shape: tuple[int, ...]) -> None:
+    height, width, channels, outputs, size, stride, padding = shape
+    rng = np.random.default_rng(0)
+    x, kernel, weight = (
+        rng.normal(size=s).astype(np.float32)
+        for s in ((3, height, width, channels), (size, size, channels, outputs), ())
+    )
+
+    def both(convolve: Any) -> Any:
+        def compute(x: Any, kernel: Any) -> Any:
+            y, pull = jax.vjp(lambda x, kernel: convolve(x, kernel, stride, padding), x, kernel)
+            return y, pull(jnp.sin(weight * y))
+
+        return jax.jit(compute, compiler_options=QUICK)(x, kernel)
+
+    assert_close(both(vision.convolve), both(vision._lax_convolve))
+
+
+@pytest.mark.parametrize(("platform", "convolutions", "products"), [("cpu", 0, 12), ("cuda", 3, 0), ("tpu", 3, 0)])
+def test_what_each_platform_is_given(platform: str, convolutions: int, products: int) -> None:
+    # A kernel of 2 x 2 taps on deep cells: forward and two gradients, as four products each or as a convolution each.
+    x, kernel = jnp.zeros((2, 8, 8, 16)), jnp.zeros((4, 4, 16, 8))
+    gradient = jax.jit(jax.grad(lambda x, kernel: jnp.sum(jnp.sin(vision.convolve(x, kernel, 2))), (0, 1)))
+    text = gradient.trace(x, kernel).lower(lowering_platforms=(platform,)).as_text()
+    assert text.count("stablehlo.convolution") == convolutions
+    assert text.count("stablehlo.dot_general") == products
+
+
+def test_a_stride_that_does_not_divide_the_kernel_is_refused() -> None:
+    with pytest.raises(ValueError, match="stride=2 must divide the kernel's size of 3"):
+        vision.convolve(jnp.zeros((1, 8, 8, 1)), jnp.zeros((3, 3, 1, 1)), 2)
+
+
+@pytest.mark.parametrize("size", [1, 6])
+def test_max_pool_is_the_windowed_maximum(size: int) -> None:
+    x = np.random.default_rng(0).normal(size=(2, size, size + 1, 3)).astype(np.float32)
+    expected = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+    np.testing.assert_array_equal(vision.max_pool(jnp.asarray(x)), expected)
+    # Every maximum passes its gradient on, whole; of equal ones, their sum does.
+    for y in (x, np.zeros_like(x)):
+        gradient = jax.grad(lambda y: vision.max_pool(y).sum())(jnp.asarray(y))
+        np.testing.assert_allclose(gradient.sum(), expected.size)
+
+
+@pytest.mark.parametrize(("name", "size", "features"), [("nature_cnn", 36, 64), ("impala_resnet", 9, 2 * 2 * 32)])
+def test_torsos_are_the_same_however_they_are_lowered(name: str, size: int, features: int, monkeypatch: Any) -> None:
+    module, x = vision.CONVOLUTIONS[name](), frames(2, size=size)
+    params = jax.jit(module.init, compiler_options=QUICK)(jax.random.key(0), x[:1])
+
+    def both() -> Any:
+        def total(params: Any) -> Any:
+            y = module.apply(params, x)
+            return jnp.sum(jnp.square(y)), y
+
+        return jax.jit(jax.grad(total, has_aux=True), compiler_options=QUICK)(params)
+
+    gradient, output = both()
+    assert output.shape == (2, features)
+    monkeypatch.setattr(vision, "convolve", vision._lax_convolve)
+    expected = both()
+    assert_close((gradient, output), expected)
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradient))
+
+
+def test_the_published_sizes() -> None:
+    # Mnih et al. 2015: 84 -> 20 -> 9 -> 7. Espeholt et al. 2018: 84 -> 42 -> 21 -> 11, and 15 convolutions.
+    for module, features, kernels in (
+        (vision.NatureCNN(), 7 * 7 * 64, 3),
+        (vision.ImpalaResNet(width=2), 11 * 11 * 64, 15),
+    ):
+        shapes = jax.eval_shape(lambda m=module: m.init_with_output(jax.random.key(0), frames(1, size=84, channels=4)))
+        assert shapes[0].shape == (1, features)
+        assert sum(leaf.ndim == 4 for leaf in jax.tree.leaves(shapes[1])) == kernels
+
+
+@pytest.mark.parametrize("memory", ["none", "gru"])
+def test_unroll_is_repeated_apply(memory: str) -> None:
+    # Also that environments are not mixed up with times.
+    network = actor_critic((8,), "relu", memory, 5, torso="nature_cnn")
+    params = network.init(jax.random.key(0), frame_spec())
+    obs, first = frames(T, B), np.random.default_rng(1).random((T, B)) < 0.3
+
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def compute(params: Any) -> Any:
+        state, values = network.carry(B), []
+        for t in range(T):
+            output, state = network.apply(params, state, obs[t], first[t])
+            values.append(output.value)
+        return jnp.stack(values), network.unroll(params, network.carry(B), obs, first)
+
+    values, output = compute(params)
+    assert output.policy.logits.shape == (T, B, 3) and output.value.dtype == jnp.float32
+    assert_close(output.value, values)
+    # One torso serves policy and value.
+    assert set(params) == {"torso", "policy", "value"} | ({"memory"} if memory != "none" else set())
+
+
+def test_bfloat16_computes_in_it_and_keeps_parameters_and_heads_in_float32() -> None:
+    networks = [q_network((8,), torso="nature_cnn", dtype=dtype) for dtype in ("float32", "bfloat16")]
+    params = networks[0].init(jax.random.key(0), frame_spec())
+    other = jax.eval_shape(lambda: networks[1].init(jax.random.key(0), frame_spec()))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), params) == jax.tree.map(lambda x: (x.shape, x.dtype), other)
+    obs, first = frames(B), np.zeros(B, bool)
+    exact, rough = (jax.jit(n.unroll, compiler_options=QUICK)(params, (), obs, first) for n in networks)
+    assert rough.dtype == jnp.float32
+    assert_close(rough, exact, 0.05)
+    assert (rough != exact).any()
+
+
+def test_bytes_are_divided_and_numbers_are_not() -> None:
+    np.testing.assert_allclose(vision.unit_interval(jnp.array([0, 51, 255], jnp.uint8)), [0, 0.2, 1], rtol=1e-6)
+    np.testing.assert_array_equal(vision.unit_interval(jnp.array([0.0, 51.0])), [0, 51])
+
+
+class OneConvolution(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return vision.Conv(4, 4, 2)(vision.unit_interval(x)).reshape(x.shape[0], -1)
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 devices; tests/conftest.py makes them")
+def test_sequences_of_frames_stay_on_their_device() -> None:
+    network = actor_critic((8,), torso=OneConvolution())
+    params = network.init(jax.random.key(0), frame_spec(8))
+    mesh = jax.make_mesh((8,), ("env",), axis_types=(AxisType.Auto,))
+    place = lambda x: jax.device_put(x, NamedSharding(mesh, PartitionSpec(None, "env")))  # noqa: E731
+    obs, first = place(frames(T, 16, size=8)), place(np.zeros((T, 16), bool))
+    total = lambda params, obs, first: jnp.mean(network.unroll(params, (), obs, first).value)  # noqa: E731
+    text = jax.jit(jax.grad(total)).lower(params, obs, first).compile(QUICK).as_text()
+    assert "all-reduce" in text
+    assert not re.search(r"all-gather|all-to-all|collective-permute", text)
+
+
+@pytest.mark.parametrize("make", [actor_critic, q_network])
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (EnvSpec("test", ArraySpec((3,)), DiscreteSpec(2)), r"needs frames .* shapes \[\(3,\)\]; use torso='mlp'"),
+        (EnvSpec("test", DiscreteSpec(3), DiscreteSpec(2)), "NatureCNN needs frames"),
+        (frame_spec(35), r"at least 36 x 36, but those of test/Frames have shape \(35, 35, 2\)"),
+    ],
+)  # fmt: skip
+def test_observations_that_are_no_frames_are_refused(make: Any, spec: EnvSpec, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(torso="nature_cnn").init(jax.random.key(0), spec)
+
+
+@pytest.mark.parametrize("bad", [{"torso": "resnet"}, {"dtype": "float16"}], ids=str)
+def test_unknown_names_are_refused(bad: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(bad))}="):
+        actor_critic(**bad)  # type: ignore[arg-type]
