@@ -148,3 +148,46 @@ DQN: dict[str, Preset] = {
         },
     ),
 }
+
+PPO_SEBULBA: dict[str, Preset] = {
+    "atari-ppo": Preset(
+        "Pong-v5",
+        "Schulman et al. 2017, table 5: 8 environments x 128 steps, 3 passes over 4 minibatches, rate 2.5e-4 and clip "
+        "0.1 annealed (the clip is constant here), entropy 0.01, lambda 0.95; Nature CNN.",
+        {
+            "num_envs": 8,
+            "rollout_length": 128,
+            "num_steps": 10_000_000,
+            "learning_rate": 2.5e-4,
+            "anneal_steps": 10_000_000,
+            "num_epochs": 3,
+            "num_minibatches": 4,
+            "clip_epsilon": 0.1,
+            "value_coef": 1.0,
+            "torso": "nature_cnn",
+            "hidden_sizes": (512,),
+            "activation": "relu",
+            "eval_episodes": 10,
+        },
+    ),
+}
+
+IMPALA_SEBULBA: dict[str, Preset] = {
+    "atari-impala": Preset(
+        "Pong-v5",
+        "Espeholt et al. 2018, appendix: 20 steps, RMSProp with rate 6e-4 annealed, decay 0.99, eps 0.01, entropy "
+        "0.01, gradient norm 40, deep ResNet; 32 environments. Losses are means here, sums there.",
+        {
+            "num_envs": 32,
+            "rollout_length": 20,
+            "num_steps": 10_000_000,
+            "learning_rate": 6e-4,
+            "anneal_steps": 10_000_000,
+            "optimizer_eps": 0.01,
+            "torso": "impala_resnet",
+            "hidden_sizes": (256,),
+            "activation": "relu",
+            "eval_episodes": 10,
+        },
+    ),
+}

@@ -4,7 +4,8 @@ from podium import agents, envs, networks, testing
 from podium.evaluate import Policy, evaluate
 from podium.load import load
 from podium.placement.anakin import Anakin
-from podium.placement.devices import request_devices
+from podium.placement.devices import request_cpu_threads, request_devices
+from podium.placement.sebulba import Sebulba
 from podium.placement.single import Single
 from podium.train import NonFiniteError, Result, train
 
@@ -15,12 +16,14 @@ __all__ = [
     "NonFiniteError",
     "Policy",
     "Result",
+    "Sebulba",
     "Single",
     "agents",
     "envs",
     "evaluate",
     "load",
     "networks",
+    "request_cpu_threads",
     "request_devices",
     "testing",
     "train",

@@ -1,0 +1,417 @@
+"""Sebulba (Hessel et al. 2021, Podracer): actor devices serve environments on the CPU, learner devices learn.
+
+Threads step host environments and act on the actor devices; their trajectories wait in bounded queues; one program over
+the mesh of learner devices learns from all of them as one global batch, and publishes its parameters to the actors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from podium import keys
+from podium.agent import Agent
+from podium.env import Env
+from podium.host import HostEnvs, on_host
+from podium.learn import choose_lanes, plan_divides, why_not_divides
+from podium.networks import batch_groups
+from podium.placement import program
+from podium.placement.actors import Acting, Actor, Compiled, Piece, Slot, make_actors
+from podium.placement.devices import Devices, resolve_devices
+from podium.placement.program import RunState, Sizes
+from podium.types import EnvSpec, Key, Metrics, PyTree, Trajectory
+
+STOP_SECONDS = 10.0
+"""How long a run that ends waits for its threads."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sebulba:
+    """Act on some devices, learn on others, step environments on the CPU.
+
+    Args:
+      actor_devices: a number, a sequence of devices, or None for one. Numbers take the first devices for acting and
+        those after them for learning; where there are not enough, both use the same.
+      learner_devices: likewise.
+      actor_threads: threads of each actor device, each with environments of its own.
+      envs_per_thread: environments of a thread; None divides `num_envs` among the threads.
+      groups: batches that a thread's environments form: one steps while another is acted for.
+      queue_depth: rollouts of a thread that may wait for the learner.
+      max_lag: a rollout whose parameters are more than so many updates old is dropped; None keeps all.
+      lockstep: each rollout waits for the parameters of the update before it, as if fused.
+      actor_timeout: seconds without a step after which a thread counts as hung and the run ends.
+    """
+
+    actor_devices: Devices = None
+    learner_devices: Devices = None
+    actor_threads: int = 1
+    envs_per_thread: int | None = None
+    groups: int = 2
+    queue_depth: int = 1
+    max_lag: int | None = None
+    lockstep: bool = False
+    actor_timeout: float = 60.0
+
+    def build(
+        self,
+        agent: Agent,
+        env: Env | HostEnvs,
+        *,
+        num_envs: int,
+        rollout_length: int,
+        seeds: int = 1,
+        num_lanes: int | None = None,
+        max_updates: int = 1,
+    ) -> SebulbaProgram:
+        """Check every size and return the program; see `Placement.build`."""
+        program.check_sizes(num_envs, rollout_length, seeds, max_updates)
+        if seeds != 1:
+            raise ValueError(f"seeds={seeds}: Sebulba runs one seed; start several processes for several.")
+        self._check()
+        envs = env if isinstance(env, HostEnvs) else on_host(env)
+        actors, learners = self.devices()
+        per_thread = self._envs_per_thread(num_envs, len(actors) * self.actor_threads)
+        groups = min(self.groups, per_thread)
+        if per_thread % groups:
+            raise ValueError(f"groups={groups} does not divide the {per_thread} environments of a thread; use 1.")
+        lanes = _choose_lanes(agent, envs.spec, num_envs, rollout_length, len(learners), num_lanes)
+        sizes = Sizes(num_envs, rollout_length, 1, lanes)
+        return SebulbaProgram(self, agent, envs, sizes, actors, learners, per_thread // groups, groups)
+
+    def devices(self) -> tuple[list[jax.Device], list[jax.Device]]:
+        """Return the devices that act and those that learn."""
+        acting, learning = (1 if given is None else given for given in (self.actor_devices, self.learner_devices))
+        if not isinstance(acting, int) or not isinstance(learning, int):
+            return resolve_devices(acting), resolve_devices(learning)
+        both = acting + learning
+        available = resolve_devices(None if both <= len(jax.devices()) else max(acting, learning))
+        if both <= len(available):
+            return available[:acting], available[acting:both]
+        return available[:acting], available[:learning]
+
+    def explain(self) -> str:
+        """Say in words who runs where and what moves."""
+        actors, learners = self.devices()
+        shared = set(actors) & set(learners)
+        where = "which learn too" if shared else "which do nothing else"
+        if self.lockstep:
+            pace = "waits for every update before the next rollout, so the policy is never stale"
+        else:
+            pace = f"goes on meanwhile: a rollout is up to {self.queue_depth + 1} updates old when it is learnt from"
+            pace += "" if self.max_lag is None else f", and dropped if more than {self.max_lag}"
+        return (
+            f"Sebulba: {len(actors) * self.actor_threads} thread(s) step environments on the CPU and act on "
+            f"{len(actors)} device(s), {where}; {len(learners)} device(s) learn from all rollouts as one batch. "
+            f"Observations go up once, rollouts go from actor to learner devices, parameters come back after every "
+            f"update; among learners gradient sums cross, nothing else. Acting {pace}."
+        )
+
+    def _check(self) -> None:
+        for name in ("actor_threads", "groups", "queue_depth"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r} must be a positive integer.")
+        if self.max_lag is not None and (not isinstance(self.max_lag, int) or self.max_lag < 0):
+            raise ValueError(f"max_lag={self.max_lag!r} must be an integer of 0 or more; leave it out to keep all.")
+        if not self.actor_timeout > 0:
+            raise ValueError(f"actor_timeout={self.actor_timeout!r} must be greater than 0 seconds; 60 is usual.")
+
+    def _envs_per_thread(self, num_envs: int, threads: int) -> int:
+        if self.envs_per_thread is not None and self.envs_per_thread * threads != num_envs:
+            raise ValueError(
+                f"num_envs={num_envs} is not envs_per_thread={self.envs_per_thread} times {threads} threads; use "
+                f"num_envs={self.envs_per_thread * threads}, or leave envs_per_thread out."
+            )
+        if num_envs % threads:
+            low, high = num_envs // threads * threads, -(-num_envs // threads) * threads
+            use = f"{low} or {high}" if low else str(high)
+            raise ValueError(f"num_envs={num_envs} is not divisible by the {threads} actor threads; use {use}.")
+        return num_envs // threads
+
+
+class SebulbaProgram:
+    """The threads and the learner's program for one agent, one task and one set of sizes; a `Program`."""
+
+    def __init__(
+        self,
+        placement: Sebulba,
+        agent: Agent,
+        envs: HostEnvs,
+        sizes: Sizes,
+        actor_devices: list[jax.Device],
+        learner_devices: list[jax.Device],
+        group_size: int,
+        groups: int,
+    ):
+        self.agent, self.env, self.sizes, self.devices = agent, envs, sizes, learner_devices
+        self.compile_seconds = 0.0
+        self._placement, self._actor_devices = placement, actor_devices
+        self._acting = Acting(agent, envs.spec, group_size, sizes.rollout_length, envs.resets_in_next_step)
+        self._groups = groups
+        self._mesh = Mesh(np.array(learner_devices), ("env",), axis_types=(AxisType.Auto,))
+        self._shardings = jax.tree.map(
+            lambda spec: NamedSharding(self._mesh, spec), self._partition(), is_leaf=lambda x: isinstance(x, P)
+        )
+        self._compiled: Any = None
+        self._actors: list[Actor] = []
+        self._slots = [Slot() for _ in actor_devices]
+        self._stop = threading.Event()
+        self._seed: int | None = None
+
+    def init(self, seed: int) -> RunState:
+        """Return the first state."""
+        self._seed = seed
+        return jax.jit(self._start, out_shardings=self._shardings)(jax.random.key(seed))
+
+    def _start(self, key: Key) -> RunState:
+        roots = keys.roots(key)
+        state = self.agent.init(roots.agent, self.env.spec)
+        replay: PyTree = ()
+        if self.agent.replay is not None:
+            data = jax.eval_shape(
+                lambda key: self.agent.plan(key, state, _zero_trajectory(self.agent, self._acting, 1, 1)).data, key
+            )
+            item = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), data)
+            sizes = self.sizes
+            replay = self.agent.replay.init(item, sizes.num_envs, sizes.num_lanes, sizes.rollout_length)
+        return RunState(roots.run, jnp.zeros((), jnp.int32), state, replay, ())
+
+    def abstract_state(self) -> RunState:
+        """Return the state's shapes, dtypes and shardings."""
+        shapes = jax.eval_shape(self._start, jax.random.key(0))
+        return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, self._shardings)
+
+    def _partition(self) -> RunState:
+        shapes = jax.eval_shape(self._start, jax.random.key(0))
+        split = lambda tree: jax.tree.map(lambda x: P("env") if x.ndim else P(), tree)  # noqa: E731
+        once: Any = P()
+        return RunState(once, once, jax.tree.map(lambda x: P(), shapes.agent), split(shapes.replay), ())
+
+    def _update(self, state: RunState, trajectory: Trajectory) -> tuple[RunState, Metrics, PyTree]:
+        _, learn_key = jax.random.split(jax.random.fold_in(state.key, state.update))
+        with batch_groups(len(self.devices)):
+            learned = program.make_learn(self.agent, self.sizes)(learn_key, state.agent, state.replay, trajectory)
+        following = RunState(state.key, state.update + 1, learned.state, learned.replay, ())
+        finite = program.chunk_finite(following, program.rollout_finite(self.agent, trajectory))
+        return following, {**learned.metrics, "finite": finite}, self.agent.actor(learned.state)
+
+    def compile(self) -> None:
+        """Trace and compile acting and learning, once."""
+        if self._compiled is not None:
+            return
+        began = time.perf_counter()
+        everywhere = NamedSharding(self._mesh, P())
+        trajectory = self._abstract_trajectory()
+        self._spread_shardings = self._spread(trajectory)
+        update = jax.jit(
+            self._update,
+            donate_argnums=0,
+            in_shardings=(self._shardings, self._spread_shardings),
+            out_shardings=(self._shardings, everywhere, everywhere),
+        )
+        state = self.abstract_state()
+        self._compiled = update.lower(state, trajectory).compile()
+        params = jax.eval_shape(self.agent.actor, state.agent)
+        self._acting_on = [Compiled(self._acting, params, device) for device in self._actor_devices]
+        self._publish_first = jax.jit(self.agent.actor, out_shardings=everywhere)
+        self.compile_seconds = time.perf_counter() - began
+
+    def _abstract_trajectory(self) -> Trajectory:
+        sizes = self.sizes
+        return jax.eval_shape(lambda: _zero_trajectory(self.agent, self._acting, sizes.rollout_length, sizes.num_envs))
+
+    def _spread(self, trajectory: Trajectory) -> Trajectory:
+        """Return the sharding of every leaf: environments lie along the mesh."""
+        rows, by_env = NamedSharding(self._mesh, P(None, "env")), NamedSharding(self._mesh, P("env"))
+        shardings: Any = jax.tree.map(lambda x: rows, trajectory)
+        carries = {name: jax.tree.map(lambda x: by_env, getattr(trajectory, name)) for name in ("carry", "end_carry")}
+        return shardings._replace(policy_version=NamedSharding(self._mesh, P()), **carries)
+
+    def chunk(self, state: RunState, num_updates: int) -> tuple[RunState, Metrics]:
+        """Do `num_updates` updates; consumes `state`; starts the actors when first called.
+
+        Raises:
+          ActorError: an actor thread died or hung.
+        """
+        self.compile()
+        if not self._actors:
+            self._begin(state)
+        rows = []
+        update = self.update_count(state)
+        for number in range(update, update + num_updates):
+            state, row = self._learn_once(state, number)
+            rows.append(row)
+        finite = np.stack([row.pop("finite") for row in rows]).all(axis=0)
+        return state, {**jax.tree.map(lambda *x: np.stack(x), *rows), "finite": finite}
+
+    def _learn_once(self, state: RunState, number: int) -> tuple[RunState, Metrics]:
+        began = time.perf_counter()
+        pieces, dropped = [], 0
+        for actor in self._actors:
+            piece = actor.take(self._placement.actor_timeout)
+            while self._placement.max_lag is not None and number - piece.version > self._placement.max_lag:
+                dropped += 1
+                piece = actor.take(self._placement.actor_timeout)
+            pieces.append(piece)
+        waited = time.perf_counter() - began
+        batch = self._assemble(pieces)
+        state, metrics, params = self._compiled(state, batch)
+        self._publish(params, number + 1)
+        # Waiting here bounds the work in flight and makes the clock honest.
+        metrics = jax.device_get(jax.block_until_ready(metrics))
+        wall = time.perf_counter() - began
+        return state, {**metrics, **_account(pieces, number, wall, waited, dropped)}
+
+    def _begin(self, state: RunState) -> None:
+        start = self.update_count(state)
+        placement = self._placement
+        seed = self._seed
+        if seed is None:  # A run that goes on: its episodes begin anew, and not with those it began with.
+            seed = int(jax.random.randint(jax.random.fold_in(state.key, start), (), 0, 2**31 - 1))
+        self._actors = make_actors(
+            self.env,
+            self._acting_on,
+            placement.actor_threads,
+            self._groups,
+            jax.device_get(state.key),
+            seed,
+            start,
+            self._slots,
+            placement.lockstep,
+            placement.queue_depth,
+            self._stop,
+        )
+        self._publish(self._publish_first(state.agent), start)
+        for actor in self._actors:
+            actor.start()
+
+    def _publish(self, params: PyTree, version: int) -> None:
+        for slot, device in zip(self._slots, self._actor_devices, strict=True):
+            # A copy of its own: what the learner donates must not be what an actor reads.
+            slot.put(jax.block_until_ready(jax.device_put(params, device, may_alias=False)), version)
+
+    def _assemble(self, pieces: list[Piece]) -> Trajectory:
+        """Join the trajectories, in the order of their environments, into one batch on the learners' mesh."""
+        parts = [trajectory for piece in pieces for trajectory in piece.trajectories]
+        share = self.sizes.num_envs // len(self.devices)
+        size = self._acting.num_envs
+        local = []
+        for number, device in enumerate(self.devices):
+            low, high = number * share, (number + 1) * share
+            mine = []
+            for i, part in enumerate(parts):
+                a, b = max(low - i * size, 0), min(high - i * size, size)
+                if a < b:
+                    mine.append(jax.device_put(part if b - a == size else _cut(part, a, b), device))
+            local.append(_join(mine) if len(mine) > 1 else mine[0])
+        if len(local) == 1:
+            return jax.device_put(local[0], self._spread_shardings)
+
+        def whole(sharding: NamedSharding, *shards: jax.Array) -> jax.Array:
+            shape = list(shards[0].shape)
+            if "env" in sharding.spec:
+                shape[sharding.spec.index("env")] = self.sizes.num_envs
+            return jax.make_array_from_single_device_arrays(tuple(shape), sharding, list(shards))
+
+        # The version is the same everywhere, though some device may hold no rollout of the oldest.
+        oldest = np.int32(min(piece.version for piece in pieces))
+        alike = [
+            part._replace(policy_version=jax.device_put(oldest, device))
+            for part, device in zip(local, self.devices, strict=True)
+        ]
+        return jax.tree.map(whole, self._spread_shardings, *alike)
+
+    def close(self) -> None:
+        """End the threads; one that hangs in native code is left behind as a daemon."""
+        self._stop.set()
+        deadline = time.monotonic() + STOP_SECONDS
+        for actor in self._actors:
+            if actor.ident is not None:
+                actor.join(max(0.0, deadline - time.monotonic()))
+
+    def agent_state(self, state: RunState) -> PyTree:
+        """Return the agent's State within `state`."""
+        return state.agent
+
+    def update_count(self, state: RunState) -> int:
+        """Return the number of updates behind `state`."""
+        return int(np.asarray(state.update))
+
+
+def _account(pieces: list[Piece], number: int, wall: float, waited: float, dropped: int) -> dict[str, Any]:
+    """Return what an update cost and how old its data were."""
+    total = {name: sum(piece.sums[name] for piece in pieces) for name in pieces[0].sums}
+    idle = total.pop("actor_idle_seconds")
+    busy = total["env_seconds"] + total["inference_seconds"]
+    lags = [number - piece.version for piece in pieces]
+    row = {
+        **total,
+        "actor_idle": idle / max(idle + busy, 1e-9),
+        "learner_idle": waited / max(wall, 1e-9),
+        "learn_seconds": wall - waited,
+        "policy_lag_mean": np.mean(lags),
+        "policy_lag_max": np.max(lags),
+        "dropped_batches": dropped,
+    }
+    return {name: np.float32(value) for name, value in row.items()}
+
+
+def _by_axis(function: Callable[..., jax.Array], *trajectories: Trajectory) -> Trajectory:
+    """Map `function(axis of the environments, *leaves)` over trajectories; the version stays the first one's."""
+    fields = {}
+    for name in Trajectory._fields:
+        axis = 0 if name in ("carry", "end_carry") else 1
+        values = [getattr(trajectory, name) for trajectory in trajectories]
+        fields[name] = values[0] if name == "policy_version" else jax.tree.map(partial(function, axis), *values)
+    return Trajectory(**fields)
+
+
+def _cut_envs(trajectory: Trajectory, low: int, high: int) -> Trajectory:
+    return _by_axis(lambda axis, x: jax.lax.slice_in_dim(x, low, high, axis=axis), trajectory)
+
+
+def _join_envs(parts: list[Trajectory]) -> Trajectory:
+    versions = jnp.stack([part.policy_version for part in parts])
+    return _by_axis(lambda axis, *x: jnp.concatenate(x, axis), *parts)._replace(policy_version=versions.min())
+
+
+_cut: Callable[..., Trajectory] = jax.jit(_cut_envs, static_argnums=(1, 2))
+_join: Callable[..., Trajectory] = jax.jit(_join_envs)
+
+
+def _zero_trajectory(agent: Agent, acting: Acting, length: int, num_envs: int) -> Trajectory:
+    """Return a rollout of zeros as the actors hand it over."""
+    acting = dataclasses.replace(acting, num_envs=num_envs, length=length)
+    params = jax.eval_shape(lambda key: agent.actor(agent.init(key, acting.spec)), jax.random.key(0))
+    rows, carry = acting.blank(params), acting.carry()
+    came = jax.tree.map(lambda x: x[0], rows.result)
+    obs = jax.tree.map(lambda x: x[0], rows.obs)
+    return acting.finish(rows, came, obs, carry, carry, jnp.zeros((), jnp.int32))
+
+
+def _choose_lanes(
+    agent: Agent, spec: EnvSpec, num_envs: int, length: int, num_devices: int, requested: int | None
+) -> int:
+    acting = Acting(agent, spec, num_envs, length, True)
+
+    def plan(key: Key) -> Any:
+        return agent.plan(key, agent.init(key, spec), _zero_trajectory(agent, acting, length, num_envs))
+
+    shapes = jax.eval_shape(plan, jax.random.key(0))
+    return choose_lanes(
+        num_envs,
+        num_devices,
+        requested,
+        lambda lanes: plan_divides(agent, shapes, lanes),
+        lambda name, number: why_not_divides(agent, shapes, name, number),
+    )

@@ -1,0 +1,154 @@
+"""Sebulba: the same mathematics as Anakin in lockstep, bounded staleness otherwise, and faults that end a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import podium
+from podium.agent import Agent
+from podium.agents import a2c, dqn, impala, ppo
+from podium.host import HostEnv, HostEnvs, on_host
+from podium.placement.actors import ActorError
+
+NUM_ENVS = 8
+
+AGENTS: dict[str, tuple[Agent, int, int]] = {
+    "ppo": (ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2, learning_rate=1e-3)), 8, 3),
+    "a2c": (a2c.make(a2c.Config(hidden_sizes=(16,))), 8, 3),
+    "impala": (impala.make(impala.Config(hidden_sizes=(16,))), 8, 3),
+    "impala lstm": (impala.make(impala.Config(hidden_sizes=(16,), memory="lstm", memory_size=16)), 8, 3),
+    "dqn": (dqn.make(dqn.Config(hidden_sizes=(16,), batch_size=32, min_replay_size=64, buffer_capacity=1024)), 1, 14),
+}
+
+
+def run(placement: Any, agent: Agent, length: int, updates: int, env: Any = None) -> tuple[Any, dict[str, Any]]:
+    """Return the agent's state after `updates` updates, and the metrics."""
+    env = podium.envs.make("podium/Catch") if env is None else env
+    program = placement.build(agent, env, num_envs=NUM_ENVS, rollout_length=length, max_updates=updates)
+    try:
+        state, metrics = program.chunk(program.init(0), updates)
+        return jax.device_get(program.agent_state(state)), metrics
+    finally:
+        program.close()
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_in_lockstep_it_is_anakin(name: str) -> None:
+    agent, length, updates = AGENTS[name]
+    fused, fused_metrics = run(podium.Anakin(1), agent, length, updates)
+    split, metrics = run(podium.Sebulba(lockstep=True, actor_threads=2), agent, length, updates)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), fused, split)
+    for key in ("episodes", "episode_return_sum", "episode_length_sum"):
+        np.testing.assert_allclose(metrics[key], fused_metrics[key])
+    assert (metrics["policy_lag_max"] == 0).all()
+    assert (metrics["valid_steps"] == NUM_ENVS * length).all()
+
+
+def test_actor_and_learner_devices_apart_change_nothing() -> None:
+    agent, length, updates = AGENTS["ppo"]
+    devices = jax.devices()
+    apart = podium.Sebulba(devices[:1], devices[1:3], lockstep=True, actor_threads=2)
+    one, _ = run(podium.Sebulba(lockstep=True), agent, length, updates)
+    several, _ = run(apart, agent, length, updates)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one, several)
+
+
+@dataclasses.dataclass
+class Faulty:
+    """A host environment whose `recv` does something at its nth call."""
+
+    inner: HostEnv
+    at: int
+    what: Any
+
+    def __post_init__(self) -> None:
+        self.spec, self.num_envs, self.calls = self.inner.spec, self.inner.num_envs, 0
+        self.reset, self.send, self.close = self.inner.reset, self.inner.send, self.inner.close
+
+    def recv(self) -> Any:
+        self.calls += 1
+        if self.calls == self.at:
+            self.what()
+        return self.inner.recv()
+
+
+def faulty(at: int, what: Any) -> HostEnvs:
+    envs = on_host(podium.envs.make("podium/Catch"))
+    make = lambda num_envs, seed, first: Faulty(envs.make(num_envs, seed, first), at, what)  # noqa: E731
+    return dataclasses.replace(envs, make=make)
+
+
+def orphans() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("podium-actor")]
+
+
+def test_an_actor_that_raises_ends_the_run_with_its_traceback() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("the simulator broke")
+
+    agent, length, _ = AGENTS["ppo"]
+    with pytest.raises(ActorError, match="(?s)died of ZeroDivisionError.*the simulator broke.*in fail"):
+        run(podium.Sebulba(actor_threads=2), agent, length, 10, faulty(20, fail))
+    assert not orphans()
+
+
+def test_an_actor_that_hangs_ends_the_run_and_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("podium.placement.sebulba.STOP_SECONDS", 0.5)
+    release = threading.Event()
+    agent, length, _ = AGENTS["ppo"]
+    with pytest.raises(ActorError, match="(?s)not come a step further for 1 s.*release.wait"):
+        run(podium.Sebulba(actor_timeout=1.0), agent, length, 10, faulty(20, lambda: release.wait(60)))
+    release.set()
+    deadline = time.monotonic() + 10
+    while orphans() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not orphans()
+
+
+def test_staleness_is_bounded_and_late_rollouts_are_dropped() -> None:
+    agent, length, _ = AGENTS["impala"]
+    _, metrics = run(podium.Sebulba(queue_depth=3), agent, length, 12)
+    assert metrics["policy_lag_max"].max() <= 4
+    assert (metrics["dropped_batches"] == 0).all()
+    _, metrics = run(podium.Sebulba(queue_depth=3, max_lag=1), agent, length, 12)
+    assert metrics["policy_lag_max"].max() <= 1
+
+
+def test_queues_never_grow_beyond_their_depth() -> None:
+    agent, length, _ = AGENTS["ppo"]
+    env = podium.envs.make("podium/Catch")
+    placement = podium.Sebulba(queue_depth=2, actor_threads=2)
+    program = placement.build(agent, env, num_envs=NUM_ENVS, rollout_length=length, max_updates=1)
+    try:
+        program.chunk(program.init(0), 1)
+        time.sleep(1.0)
+        assert [actor.pieces.qsize() for actor in program._actors] == [2, 2]
+    finally:
+        program.close()
+    assert not orphans()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"actor_threads": 0}, "actor_threads=0 must be a positive integer"),
+        ({"queue_depth": 0}, "queue_depth=0"),
+        ({"max_lag": -1}, "max_lag=-1"),
+        ({"actor_threads": 3}, "num_envs=8 is not divisible by the 3 actor threads; use 6 or 9"),
+        ({"envs_per_thread": 3}, "use num_envs=3"),
+        ({"groups": 3}, "groups=3 does not divide"),
+        ({"actor_timeout": 0.0}, "actor_timeout=0.0"),
+    ],
+)
+def test_bad_settings_are_refused_in_a_sentence(changes: dict[str, Any], words: str) -> None:
+    agent, length, _ = AGENTS["ppo"]
+    env = podium.envs.make("podium/Catch")
+    with pytest.raises(ValueError, match=words):
+        podium.Sebulba(**changes).build(agent, env, num_envs=NUM_ENVS, rollout_length=length)
