@@ -1,6 +1,7 @@
 """Measure: one JSON object a line on standard output, compile time apart, every repeat beside the median.
 
 python experiments/benchmark.py anakin --agent ppo --env CartPole-v1
+python experiments/benchmark.py solve --env CartPole-v1 --threshold 475
 python experiments/benchmark.py env --env CartPole-v1 --num-envs 1024
 python experiments/benchmark.py scaling --env CartPole-v1
 python experiments/benchmark.py matmul
@@ -31,6 +32,7 @@ import podium
 from podium.agent import Agent
 from podium.agents import dqn, ppo
 from podium.env import auto_reset
+from podium.evaluate import make_evaluator
 from podium.placement.devices import request_cpu_threads
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec
 
@@ -89,6 +91,32 @@ class ScalingFlags(Sizes):
 
     device_counts: tuple[int, ...] = (1, 2, 4, 8)
     """Numbers of devices; the first is what efficiency is relative to."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SolveFlags:
+    """Time PPO from its first step until an evaluation reaches a threshold, one seed after another."""
+
+    env: str = "CartPole-v1"
+    """Environment, by a name of podium.envs.names()."""
+    threshold: float = 475.0
+    """Mean greedy return over 128 episodes that counts as solved."""
+    runs: int = 5
+    """Seeds: 0, 1, ..."""
+    num_envs: int = 16
+    """Environments side by side."""
+    rollout_length: int = 64
+    """Steps of every environment before each learning phase."""
+    epochs: int = 4
+    """Passes over each rollout."""
+    minibatches: int = 4
+    """Parts of one pass, a gradient step each."""
+    learning_rate: float = 2.5e-3
+    """Adam's step size."""
+    eval_every: int = 16_384
+    """Environment steps between evaluations."""
+    num_steps: int = 500_000
+    """Environment steps after which a seed counts as not solved."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -184,6 +212,43 @@ def anakin(flags: AnakinFlags) -> dict[str, Any]:
         row["matmul_gflops_per_second"] = bound / 1e9
         row["share_of_matmul_bound"] = flops * row["steps_per_second"] / bound
     return {**row, **_circumstances()}
+
+
+def solve(flags: SolveFlags) -> dict[str, Any]:
+    """Measure the time to a threshold; see `SolveFlags`."""
+    _check_positive(flags, "runs", "eval_every", "num_steps")
+    config = ppo.Config(learning_rate=flags.learning_rate, num_epochs=flags.epochs, num_minibatches=flags.minibatches)
+    agent, env = ppo.make(config), podium.envs.make(flags.env)
+    updates = max(1, flags.eval_every // (flags.num_envs * flags.rollout_length))
+    program = podium.Anakin(devices=1).build(
+        agent, env, num_envs=flags.num_envs, rollout_length=flags.rollout_length, max_updates=updates
+    )
+    began = time.perf_counter()
+    program.compile()
+    state = program.init(0)
+    evaluate = jax.jit(lambda key, state: make_evaluator(agent, env, 128)(key, agent.actor(state))["eval_return"])
+    jax.block_until_ready(evaluate(jax.random.key(0), state.agent))
+    compile_seconds = time.perf_counter() - began
+    seconds, steps = [], []
+    for seed in range(flags.runs):
+        state = jax.block_until_ready(program.init(seed))
+        began, solved = time.perf_counter(), False
+        while not solved and program.update_count(state) * program.sizes.steps_per_update < flags.num_steps:
+            state, _ = program.chunk(state, updates)
+            solved = float(evaluate(jax.random.key(program.update_count(state)), state.agent)) >= flags.threshold
+        seconds.append(time.perf_counter() - began if solved else None)
+        steps.append(program.update_count(state) * program.sizes.steps_per_update)
+    solved_in = [second for second in seconds if second is not None]
+    return {
+        "what": "solve",
+        **dataclasses.asdict(flags),
+        "seconds": seconds,
+        "env_steps": steps,
+        "solved": len(solved_in),
+        "median_seconds": statistics.median(solved_in) if len(solved_in) == flags.runs else None,
+        "compile_seconds": compile_seconds,
+        **_circumstances(),
+    }
 
 
 def env_bound(flags: EnvFlags) -> dict[str, Any]:
@@ -306,6 +371,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str]) -> int:
     modes = (
         Annotated[AnakinFlags, tyro.conf.subcommand("anakin")]
+        | Annotated[SolveFlags, tyro.conf.subcommand("solve")]
         | Annotated[EnvFlags, tyro.conf.subcommand("env")]
         | Annotated[ScalingFlags, tyro.conf.subcommand("scaling")]
         | Annotated[MatmulFlags, tyro.conf.subcommand("matmul")]
@@ -315,6 +381,7 @@ def _main(argv: Sequence[str]) -> int:
         return scaling(flags)
     measure: dict[type, Callable[[Any], dict[str, Any]]] = {
         AnakinFlags: anakin,
+        SolveFlags: solve,
         EnvFlags: env_bound,
         MatmulFlags: matmul,
     }

@@ -1,6 +1,7 @@
 """What the training scripts share: flags, refusals, the plan, the compilation cache, the closing words.
 
-A script adds its agent's `Config` to `AnakinFlags` or `SebulbaFlags` by inheritance, so every hyperparameter is a flag, and calls `main`.
+A script adds its agent's `Config` to `AnakinFlags` or `SebulbaFlags` by inheritance, so that every hyperparameter is a
+flag, and calls `main`.
 """
 
 from __future__ import annotations
@@ -84,7 +85,6 @@ class RunFlags:
     compilation_cache: bool = True
     """Keep compiled programs in a folder of this user ($PODIUM_CACHE, else $XDG_CACHE_HOME/podium, else
     ~/.cache/podium), so that the same command starts sooner the next time."""
-
 
     def number_of_devices(self) -> int | None:
         """Return how many devices are asked for; None asks for none in particular."""

@@ -122,3 +122,10 @@ def test_flops_by_hand() -> None:
     spec = EnvSpec("x", ArraySpec((4,), jnp.float32), DiscreteSpec(2))
     forward = 2 * (4 * 8 + 8 * 2 + 4 * 8 + 8 * 1)
     assert benchmark.ppo_flops_per_step(spec, (8,), epochs=2) == forward * (1 + 3 * 2)
+
+
+def test_solve_says_when_each_seed_was_first_good_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = "--runs 2 --num-envs 8 --rollout-length 8 --eval-every 64"
+    row = measure(capsys, f"solve --env podium/Catch --threshold -2 {sizes}")
+    assert row["solved"] == 2 and row["env_steps"] == [64, 64]
+    assert row["median_seconds"] > 0 and row["compile_seconds"] > 0
