@@ -1,6 +1,7 @@
 """Measure: one JSON object a line on standard output, compile time apart, every repeat beside the median.
 
 python experiments/benchmark.py anakin --agent ppo --env CartPole-v1
+python experiments/benchmark.py paired --env CartPole-v1
 python experiments/benchmark.py solve --env CartPole-v1 --threshold 475
 python experiments/benchmark.py env --env CartPole-v1 --num-envs 1024
 python experiments/benchmark.py scaling --env CartPole-v1
@@ -26,6 +27,7 @@ from typing import Annotated, Any, Literal
 import cli
 import jax
 import jax.numpy as jnp
+import reference_loop
 import tyro
 
 import podium
@@ -91,6 +93,26 @@ class ScalingFlags(Sizes):
 
     device_counts: tuple[int, ...] = (1, 2, 4, 8)
     """Numbers of devices; the first is what efficiency is relative to."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PairedFlags:
+    """Time PPO on one device beside a loop of PureJaxRL's structure (reference_loop.py), in turn, in one process."""
+
+    env: str = "CartPole-v1"
+    """Environment of gymnax with discrete actions."""
+    num_envs: int = 64
+    """Environments side by side."""
+    rollout_length: int = 128
+    """Steps of every environment before each learning phase."""
+    epochs: int = 4
+    """Passes over each rollout."""
+    minibatches: int = 4
+    """Parts of one pass, a gradient step each."""
+    updates: int = 20
+    """Rollouts in one timed turn."""
+    repeats: int = 9
+    """Turns of each, after one that is not counted."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -212,6 +234,43 @@ def anakin(flags: AnakinFlags) -> dict[str, Any]:
         row["matmul_gflops_per_second"] = bound / 1e9
         row["share_of_matmul_bound"] = flops * row["steps_per_second"] / bound
     return {**row, **_circumstances()}
+
+
+def paired(flags: PairedFlags) -> dict[str, Any]:
+    """Measure podium beside the reference loop; see `PairedFlags`."""
+    _check_positive(flags, "num_envs", "rollout_length", "epochs", "minibatches", "updates", "repeats")
+    sizes = flags.num_envs, flags.rollout_length, flags.epochs, flags.minibatches, flags.updates
+    init, train = reference_loop.make(flags.env, *sizes)
+    config = ppo.Config(num_epochs=flags.epochs, num_minibatches=flags.minibatches, value_clip=0.2)
+    program = podium.Anakin(devices=1).build(
+        ppo.make(config),
+        podium.envs.make(flags.env),
+        num_envs=flags.num_envs,
+        rollout_length=flags.rollout_length,
+        max_updates=flags.updates,
+    )
+    program.compile()
+    theirs, ours = init(jax.random.key(0)), program.init(0)
+    timings: dict[str, list[float]] = {"reference": [], "podium": []}
+    for _ in range(flags.repeats + 1):
+        began = time.perf_counter()
+        theirs = jax.block_until_ready(train(theirs))
+        timings["reference"].append(time.perf_counter() - began)
+        began = time.perf_counter()
+        ours, _ = program.chunk(ours, flags.updates)
+        timings["podium"].append(time.perf_counter() - began)
+    turns = {name: values[1:] for name, values in timings.items()}
+    steps = flags.num_envs * flags.rollout_length * flags.updates
+    ratios = [a / b for a, b in zip(turns["reference"], turns["podium"], strict=True)]
+    return {
+        "what": "paired",
+        **dataclasses.asdict(flags),
+        "steps_per_second": steps / statistics.median(turns["podium"]),
+        "reference_steps_per_second": steps / statistics.median(turns["reference"]),
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+        **_circumstances(),
+    }
 
 
 def solve(flags: SolveFlags) -> dict[str, Any]:
@@ -371,6 +430,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str]) -> int:
     modes = (
         Annotated[AnakinFlags, tyro.conf.subcommand("anakin")]
+        | Annotated[PairedFlags, tyro.conf.subcommand("paired")]
         | Annotated[SolveFlags, tyro.conf.subcommand("solve")]
         | Annotated[EnvFlags, tyro.conf.subcommand("env")]
         | Annotated[ScalingFlags, tyro.conf.subcommand("scaling")]
@@ -381,6 +441,7 @@ def _main(argv: Sequence[str]) -> int:
         return scaling(flags)
     measure: dict[type, Callable[[Any], dict[str, Any]]] = {
         AnakinFlags: anakin,
+        PairedFlags: paired,
         SolveFlags: solve,
         EnvFlags: env_bound,
         MatmulFlags: matmul,

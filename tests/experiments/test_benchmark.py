@@ -129,3 +129,9 @@ def test_solve_says_when_each_seed_was_first_good_enough(capsys: pytest.CaptureF
     row = measure(capsys, f"solve --env podium/Catch --threshold -2 {sizes}")
     assert row["solved"] == 2 and row["env_steps"] == [64, 64]
     assert row["median_seconds"] > 0 and row["compile_seconds"] > 0
+
+
+def test_paired_times_both_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    row = measure(capsys, "paired --num-envs 4 --rollout-length 8 --epochs 1 --minibatches 1 --updates 1 --repeats 2")
+    assert len(row["ratios"]) == 2 and row["ratio"] == pytest.approx(statistics.median(row["ratios"]))
+    assert row["steps_per_second"] > 0 and row["reference_steps_per_second"] > 0
