@@ -71,7 +71,7 @@ def test_wheel_metadata(wheel):
     assert f"Version: {podium.__version__}" in lines
     assert "License-Expression: Apache-2.0" in lines
     extras = {line.removeprefix("Provides-Extra: ") for line in lines if line.startswith("Provides-Extra: ")}
-    assert extras == {"cuda12", "cuda13", "atari", "brax", "mjx", "search", "envs", "ray", "dev"}
+    assert extras == {"cuda12", "cuda13", "atari", "brax", "mjx", "search", "envs", "gymnasium", "ray", "dev"}
 
 
 def test_version_is_in_the_changelog():
