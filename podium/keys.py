@@ -27,6 +27,18 @@ def roots(key: Key) -> Roots:
     return Roots(*jax.random.split(key, 3))
 
 
+class Iteration(NamedTuple):
+    """The streams of one iteration."""
+
+    rollout: Key
+    learn: Key
+
+
+def iteration(run_key: Key, number: Array) -> Iteration:
+    """Return the keys of iteration `number`; whoever acts apart from the learner derives the same."""
+    return Iteration(*jax.random.split(jax.random.fold_in(run_key, number)))
+
+
 def environment_keys(key: Key, index: Array) -> Key:
     """Return one key an environment, [B], from its global number."""
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, index)

@@ -347,7 +347,7 @@ class _Tally:
         self.seconds += seconds
         for name, values in metrics.items():
             # NaN stands for what did not happen, but in a sum.
-            counted = np.ones_like(values, bool) if _is_sum(name) else np.isfinite(values)
+            counted = np.ones_like(values, bool) if name in _SUMS else np.isfinite(values)
             before = np.asarray(self._sums.get(name, np.zeros(values.shape[1:])), float)
             if name in _MAXIMA:
                 self._sums[name] = np.maximum(before, values.max(0))
@@ -368,7 +368,7 @@ class _Tally:
             means["episode_return"] = _to_python(sums.pop("episode_return_sum") / episodes)
             means["episode_length"] = _to_python(sums.pop("episode_length_sum") / episodes)
             means["episodes"] = _to_python(episodes)
-            whole = lambda name: _is_sum(name) or name in _MAXIMA  # noqa: E731
+            whole = lambda name: name in _SUMS or name in _MAXIMA  # noqa: E731
             return means | {
                 name: _to_python(value if whole(name) else value / self._counts[name]) for name, value in sums.items()
             }
@@ -637,10 +637,6 @@ def _policies(program: Program, params: PyTree, spec: EnvSpec) -> Any:
         return Policy(program.agent, params, spec)
     pick: Callable[[int], PyTree] = lambda i: jax.tree.map(lambda x: x[i], params)  # noqa: E731
     return [Policy(program.agent, pick(i), spec) for i in range(program.sizes.seeds)]
-
-
-def _is_sum(name: str) -> bool:
-    return name in _SUMS
 
 
 def _to_python(value: Any) -> Any:

@@ -138,7 +138,7 @@ class Acting:
 
     def step_keys(self, run_key: Key, iteration: Array, first_index: Array) -> Key:
         """Return the keys [T, E] to act with in an iteration: those of a fused rollout."""
-        rollout_key, _ = jax.random.split(jax.random.fold_in(run_key, iteration))
+        rollout_key = keys.iteration(run_key, iteration).rollout
         index = first_index + jnp.arange(self.num_envs)
         start = jnp.zeros(self.num_envs, jnp.uint32)
         return keys.at_times(keys.environment_keys(rollout_key, index), start, self.length)
@@ -212,7 +212,7 @@ class Group:
         self.obs = timestep.obs
         valid = np.ones(self.env.num_envs, bool) if timestep.valid is None else np.asarray(timestep.valid)
         # After a lost life the next row is real at once; after an end it is the one that is none, and the one after.
-        self.first = ~valid | np.asarray(timestep.last) if self._next_step else np.asarray(timestep.last)
+        self.first = ~valid | np.asarray(timestep.last)
         self._return += np.where(valid, timestep.info.get("raw_reward", timestep.reward), 0)
         self._length += valid
         end = np.asarray(timestep.info.get("episode_end", timestep.last)) & valid
@@ -229,16 +229,16 @@ class Actor(threading.Thread):
 
     Args:
       number: of this actor, for its name.
-      device: that it acts on.
       make_env: `(num_envs, first_index) -> HostEnv`.
       first_index: global number of its first environment.
       groups: how many batches its environments form; one steps while another is acted for.
-      acting: compiled functions; see `Compiled`.
+      compiled: functions to act with, on its device.
       run_key: of the run.
       start: iteration that it begins with.
       slot: of its device.
       lockstep: wait for the parameters of every update.
       depth: rollouts that may wait for the learner.
+      stop: set when the run is over.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from podium import episodes, keys
-from podium.agent import Agent
+from podium.agent import Agent, Plan
 from podium.env import Env, auto_reset
 from podium.host import HostEnvs
 from podium.learn import Learned, choose_lanes, learn, plan_divides, why_not_divides
@@ -138,14 +138,19 @@ def resolve_lanes(
 ) -> int:
     """Choose the lanes for these sizes; see `podium.learn.choose_lanes`."""
 
-    def trajectory(key: Key) -> Any:
+    def plan_of_rollout(key: Key) -> Plan:
         state = agent.init(key, env.spec)
         start = begin(key, env, jnp.arange(num_envs), agent.carry(env.spec, num_envs))
         version = jnp.zeros((), jnp.int32)
         _, trajectory, _ = rollout(key, agent, env, agent.actor(state), start, rollout_length, version)
         return agent.plan(key, state, trajectory)
 
-    plan = jax.eval_shape(trajectory, jax.random.key(0))
+    plan = jax.eval_shape(plan_of_rollout, jax.random.key(0))
+    return lanes_of_plan(agent, plan, num_envs, num_devices, requested)
+
+
+def lanes_of_plan(agent: Agent, plan: Plan, num_envs: int, num_devices: int, requested: int | None) -> int:
+    """Choose the lanes for what `agent.plan` gives of a whole rollout (abstract will do)."""
     return choose_lanes(
         num_envs,
         num_devices,
@@ -161,24 +166,22 @@ def start(key: Key, agent: Agent, env: Env, sizes: Sizes) -> RunState:
     carry = agent.carry(env.spec, sizes.num_envs)
     state = agent.init(roots.agent, env.spec)
     state_of_envs = begin(roots.env, env, jnp.arange(sizes.num_envs), carry)
-    replay: PyTree = ()
-    if agent.replay is not None:
-        replay = agent.replay.init(
-            _replay_item(agent, env, state, state_of_envs), sizes.num_envs, sizes.num_lanes, sizes.rollout_length
-        )
-    return RunState(roots.run, jnp.zeros((), jnp.int32), state, replay, state_of_envs)
 
-
-def _replay_item(agent: Agent, env: Env, state: PyTree, rollout_state: RolloutState) -> PyTree:
-    """Return zeros of one item of what the agent's plan gives the replay."""
-
-    def items(key: Key) -> PyTree:
+    def plan_of_step(key: Key) -> Plan:
         version = jnp.zeros((), jnp.int32)
-        _, trajectory, _ = rollout(key, agent, env, agent.actor(state), rollout_state, 1, version)
-        return agent.plan(key, state, trajectory).data
+        _, trajectory, _ = rollout(key, agent, env, agent.actor(state), state_of_envs, 1, version)
+        return agent.plan(key, state, trajectory)
 
-    shapes = jax.eval_shape(items, jax.random.key(0))
-    return jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), shapes)
+    return RunState(roots.run, jnp.zeros((), jnp.int32), state, empty_replay(agent, sizes, plan_of_step), state_of_envs)
+
+
+def empty_replay(agent: Agent, sizes: Sizes, plan_of_step: Callable[[Key], Plan]) -> PyTree:
+    """Return the agent's replay with nothing in it, or `()`; `plan_of_step` is traced for the shapes of its items."""
+    if agent.replay is None:
+        return ()
+    shapes = jax.eval_shape(plan_of_step, jax.random.key(0)).data
+    item = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), shapes)
+    return agent.replay.init(item, sizes.num_envs, sizes.num_lanes, sizes.rollout_length)
 
 
 Rollout = Callable[[Key, PyTree, RolloutState, Array], tuple[RolloutState, Trajectory, episodes.Ended]]
@@ -191,7 +194,7 @@ def iterate(state: RunState, agent: Agent, collect: Rollout, digest: Learn) -> t
     Returns:
       the next state, metrics, and [B] whether each environment gave finite numbers only.
     """
-    rollout_key, learn_key = jax.random.split(jax.random.fold_in(state.key, state.update))
+    rollout_key, learn_key = keys.iteration(state.key, state.update)
     following, trajectory, ended = collect(rollout_key, agent.actor(state.agent), state.rollout, state.update)
     learned = digest(learn_key, state.agent, state.replay, trajectory)
     metrics = {**learned.metrics, **episodes.summarize(ended)}

@@ -23,7 +23,6 @@ from podium import keys
 from podium.agent import Agent
 from podium.env import Env
 from podium.host import HostEnvs, on_host
-from podium.learn import choose_lanes, plan_divides, why_not_divides
 from podium.networks import batch_groups
 from podium.placement import program
 from podium.placement.actors import Acting, Actor, Compiled, Piece, Slot, make_actors
@@ -176,14 +175,8 @@ class SebulbaProgram:
     def _start(self, key: Key) -> RunState:
         roots = keys.roots(key)
         state = self.agent.init(roots.agent, self.env.spec)
-        replay: PyTree = ()
-        if self.agent.replay is not None:
-            data = jax.eval_shape(
-                lambda key: self.agent.plan(key, state, _zero_trajectory(self.agent, self._acting, 1, 1)).data, key
-            )
-            item = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), data)
-            sizes = self.sizes
-            replay = self.agent.replay.init(item, sizes.num_envs, sizes.num_lanes, sizes.rollout_length)
+        step = lambda: _zero_trajectory(self.agent, self._acting, 1, 1)  # noqa: E731
+        replay = program.empty_replay(self.agent, self.sizes, lambda key: self.agent.plan(key, state, step()))
         return RunState(roots.run, jnp.zeros((), jnp.int32), state, replay, ())
 
     def abstract_state(self) -> RunState:
@@ -198,7 +191,7 @@ class SebulbaProgram:
         return RunState(once, once, jax.tree.map(lambda x: P(), shapes.agent), split(shapes.replay), ())
 
     def _update(self, state: RunState, trajectory: Trajectory) -> tuple[RunState, Metrics, PyTree]:
-        _, learn_key = jax.random.split(jax.random.fold_in(state.key, state.update))
+        learn_key = keys.iteration(state.key, state.update).learn
         with batch_groups(len(self.devices)):
             learned = program.make_learn(self.agent, self.sizes)(learn_key, state.agent, state.replay, trajectory)
         following = RunState(state.key, state.update + 1, learned.state, learned.replay, ())
@@ -408,10 +401,4 @@ def _choose_lanes(
         return agent.plan(key, agent.init(key, spec), _zero_trajectory(agent, acting, length, num_envs))
 
     shapes = jax.eval_shape(plan, jax.random.key(0))
-    return choose_lanes(
-        num_envs,
-        num_devices,
-        requested,
-        lambda lanes: plan_divides(agent, shapes, lanes),
-        lambda name, number: why_not_divides(agent, shapes, name, number),
-    )
+    return program.lanes_of_plan(agent, shapes, num_envs, num_devices, requested)
