@@ -50,7 +50,7 @@ class Config:
     max_grad_norm: float = 0.5
     """Bound on the global norm of the gradient; 0 leaves it unbounded, as the paper does."""
     torso: str = "mlp"
-    """What sees observations: mlp, or for frames nature_cnn (Mnih et al. 2015) or impala_resnet (Espeholt 2018)."""
+    """What sees observations: mlp; or frames: small_cnn (Mnih 2013), nature_cnn (2015) or impala_resnet (2018)."""
     dtype: str = "float32"
     """What torsos compute in: float32 or bfloat16; parameters stay float32."""
     hidden_sizes: tuple[int, ...] = (64, 64)

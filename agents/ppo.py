@@ -61,7 +61,7 @@ class Config:
     normalize_reward: bool = False
     """Whether to divide rewards by the running deviation of the discounted return."""
     torso: str = "mlp"
-    """What sees observations: mlp, or for frames nature_cnn (Mnih et al. 2015) or impala_resnet (Espeholt 2018)."""
+    """What sees observations: mlp; or frames: small_cnn (Mnih 2013), nature_cnn (2015) or impala_resnet (2018)."""
     dtype: str = "float32"
     """What torsos compute in: float32 or bfloat16; parameters stay float32."""
     hidden_sizes: tuple[int, ...] = (64, 64)
