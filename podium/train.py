@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import signal
@@ -228,7 +229,7 @@ def train(
         caught = stack.enter_context(_catch_signals())
         if run_dir is not None and folder is None:
             run.keep_in(RunFolder.create(run_dir, config, placement.explain()), keep_checkpoints)
-        state = program.init(seed) if state is None else state
+        state = run.make_ready(state, seed, caught)
         if folder:
             run.rewind(state)
         run.sinks.extend(_make_sinks(run.folder, schedule, run.rows, progress, wandb, config, sinks))
@@ -303,7 +304,7 @@ class _Evaluator:
     def __init__(self, program: Program, env: Env | HostEnvs, num_episodes: int, seed: int):
         several = program.sizes.seeds > 1
         self._actor = jax.jit(jax.vmap(program.agent.actor) if several else program.agent.actor)
-        self._function: Callable[..., dict[str, Any]]
+        self._function: Any
         if isinstance(env, HostEnvs):
             self._function = make_host_evaluator(program.agent, env, num_episodes)
         else:
@@ -311,7 +312,16 @@ class _Evaluator:
             # On one device whatever the mesh: the numbers must not depend on the number of devices.
             self._function = jax.jit(jax.vmap(function, in_axes=(None, 0)) if several else function)
         self._key = jax.random.fold_in(jax.random.key(seed), 0x65766C)
-        self._program = program
+        self._program, self._env = program, env
+
+    def compile(self, state: PyTree) -> None:
+        """Compile, so that the first call does not; what plays on the CPU compiles as it goes."""
+        if isinstance(self._env, HostEnvs):
+            return
+        here = jax.sharding.SingleDeviceSharding(self._program.devices[0])
+        shapes = jax.eval_shape(self._actor, self._program.agent_state(state))
+        params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
+        self._function = self._function.lower(self._key, params).compile()
 
     def __call__(self, state: PyTree, update: int) -> dict[str, Any]:
         params = self._actor(self._program.agent_state(state))
@@ -443,6 +453,18 @@ class _Run:
         self._saved = done
         return state
 
+    def make_ready(self, state: PyTree | None, seed: int, caught: list[str]) -> PyTree:
+        """Return `state`, or the first one; XLA compiles the program meanwhile, and then the evaluation."""
+        if caught or (state is not None and self.program.update_count(state) == self.schedule.total):
+            return self.program.init(seed) if state is None else state
+        self.program.lower()
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            compiled = thread.submit(self.program.compile)
+            state = self.program.init(seed) if state is None else state
+            self.evaluator.compile(state)
+            compiled.result()
+        return state
+
     def rewind(self, state: PyTree) -> None:
         """Take the files back to `state`, and make up for an evaluation that a signal kept from happening there."""
         assert self.folder is not None
@@ -462,8 +484,6 @@ class _Run:
         """Train from `state` to the end, or until a signal is caught."""
         program, schedule = self.program, self.schedule
         update = program.update_count(state)
-        if update < schedule.total and not caught:
-            program.compile()
         while update < schedule.total and not caught:
             stop = schedule.next_stop(update)
             length = min(self._pace.length, stop - update)

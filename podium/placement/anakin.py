@@ -84,11 +84,12 @@ class AnakinProgram:
         self._shardings = jax.tree.map(
             lambda spec: NamedSharding(self._mesh, spec), self._partition(), is_leaf=lambda x: isinstance(x, P)
         )
+        self._lowered: Any = None
         self._compiled: Any = None
 
     def init(self, seed: int) -> RunState:
         """Return the first state; seed s of several starts from `fold_in(key(seed), s)`."""
-        return jax.jit(self._start, out_shardings=self._shardings)(jax.random.key(seed))
+        return program.run_once(self._start, self._shardings)(jax.random.key(seed))
 
     def _start(self, key: Key) -> RunState:
         start = lambda key: program.start(key, self.agent, self.env, self.sizes)  # noqa: E731
@@ -139,12 +140,14 @@ class AnakinProgram:
     def _chunk(self, state: RunState, num_updates: Array) -> tuple[RunState, Metrics]:
         """Iterate `num_updates` times; a count known only at run time, so that no length compiles anew."""
         with batch_groups(1 if self._by_seed else len(self.devices)):
-            shapes = jax.eval_shape(self._iterate, state)[1]
+            # Traced once, for the shapes of its metrics and for the loop.
+            iterate = jax.jit(self._iterate, inline=True)
+            shapes = jax.eval_shape(iterate, state)[1]
             metrics = jax.tree.map(lambda x: jnp.zeros((self.max_updates, *x.shape), x.dtype), shapes)
 
             def body(i: Array, carry: tuple[RunState, Metrics, Array]) -> tuple[RunState, Metrics, Array]:
                 state, metrics, finite = carry
-                state, new, new_finite = self._iterate(state)
+                state, new, new_finite = iterate(state)
                 return state, jax.tree.map(lambda rows, row: rows.at[i].set(row), metrics, new), finite & new_finite
 
             begin = state, metrics, jnp.ones(self.sizes.num_envs, bool)
@@ -163,22 +166,28 @@ class AnakinProgram:
         )
 
     def lower(self) -> Any:
-        """Trace the program, without compiling it."""
+        """Trace the program, once, without compiling it."""
+        if self._lowered is not None:
+            return self._lowered
+        began = time.perf_counter()
         chunk = jax.jit(
             self._all_seeds,
             donate_argnums=0,
             in_shardings=(self._shardings, None),
             out_shardings=(self._shardings, None),
         )
-        return chunk.lower(self.abstract_state(), jax.ShapeDtypeStruct((), jnp.int32))
+        self._lowered = chunk.lower(self.abstract_state(), jax.ShapeDtypeStruct((), jnp.int32))
+        self.compile_seconds += time.perf_counter() - began
+        return self._lowered
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> None:
         """Trace and compile, once."""
         if self._compiled is not None:
             return
+        lowered = self.lower()
         began = time.perf_counter()
-        self._compiled = self.lower().compile(compiler_options)
-        self.compile_seconds = time.perf_counter() - began
+        self._compiled = lowered.compile(compiler_options)
+        self.compile_seconds += time.perf_counter() - began
 
     def chunk(self, state: RunState, num_updates: int) -> tuple[RunState, Metrics]:
         """Do `num_updates` (at most `max_updates`) iterations; consumes `state`.

@@ -161,6 +161,7 @@ class SebulbaProgram:
         self._shardings = jax.tree.map(
             lambda spec: NamedSharding(self._mesh, spec), self._partition(), is_leaf=lambda x: isinstance(x, P)
         )
+        self._lowered: Any = None
         self._compiled: Any = None
         self._actors: list[Actor] = []
         self._slots = [Slot() for _ in actor_devices]
@@ -170,7 +171,7 @@ class SebulbaProgram:
     def init(self, seed: int) -> RunState:
         """Return the first state."""
         self._seed = seed
-        return jax.jit(self._start, out_shardings=self._shardings)(jax.random.key(seed))
+        return program.run_once(self._start, self._shardings)(jax.random.key(seed))
 
     def _start(self, key: Key) -> RunState:
         roots = keys.roots(key)
@@ -198,10 +199,10 @@ class SebulbaProgram:
         finite = program.chunk_finite(following, program.rollout_finite(self.agent, trajectory))
         return following, {**learned.metrics, "finite": finite}, self.agent.actor(learned.state)
 
-    def compile(self) -> None:
-        """Trace and compile acting and learning, once."""
-        if self._compiled is not None:
-            return
+    def lower(self) -> Any:
+        """Trace learning, once, without compiling it."""
+        if self._lowered is not None:
+            return self._lowered
         began = time.perf_counter()
         everywhere = NamedSharding(self._mesh, P())
         trajectory = self._abstract_trajectory()
@@ -212,12 +213,22 @@ class SebulbaProgram:
             in_shardings=(self._shardings, self._spread_shardings),
             out_shardings=(self._shardings, everywhere, everywhere),
         )
-        state = self.abstract_state()
-        self._compiled = update.lower(state, trajectory).compile()
-        params = jax.eval_shape(self.agent.actor, state.agent)
+        self._lowered = update.lower(self.abstract_state(), trajectory)
+        self.compile_seconds += time.perf_counter() - began
+        return self._lowered
+
+    def compile(self) -> None:
+        """Trace and compile acting and learning, once."""
+        if self._compiled is not None:
+            return
+        lowered = self.lower()
+        began = time.perf_counter()
+        self._compiled = lowered.compile()
+        everywhere = NamedSharding(self._mesh, P())
+        params = jax.eval_shape(self.agent.actor, self.abstract_state().agent)
         self._acting_on = [Compiled(self._acting, params, device) for device in self._actor_devices]
         self._publish_first = jax.jit(self.agent.actor, out_shardings=everywhere)
-        self.compile_seconds = time.perf_counter() - began
+        self.compile_seconds += time.perf_counter() - began
 
     def _abstract_trajectory(self) -> Trajectory:
         sizes = self.sizes

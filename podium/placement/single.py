@@ -75,8 +75,11 @@ class SingleProgram:
         """Return the state's shapes and dtypes."""
         return jax.eval_shape(lambda: self.init(0))
 
+    def lower(self) -> None:
+        """Do nothing: the pieces are traced and compiled when first used."""
+
     def compile(self) -> None:
-        """Do nothing: the pieces compile when first used."""
+        """Do nothing, as `lower`."""
 
     def chunk(self, state: RunState, num_updates: int) -> tuple[RunState, Metrics]:
         """Do `num_updates` iterations."""
