@@ -364,7 +364,8 @@ def plan(
         "run folder": f"{run_dir}{' (resumed)' if flags.resume else ''}",
     }
     width = max(map(len, rows))
-    return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows.items())
+    lines = [f"  {name:<{width}}  {text}" for name, text in rows.items()]
+    return "\n".join([*lines, "", *(f"  {line}" for line in program.explain().splitlines()), ""])
 
 
 def closing_words(result: Result) -> str:

@@ -228,6 +228,8 @@ def train(
         caught = stack.enter_context(_catch_signals())
         if run_dir is not None and folder is None:
             run.keep_in(RunFolder.create(run_dir, config, placement.explain()), keep_checkpoints)
+        if run.folder:
+            run.folder.write_explanation(program.explain())
         state = program.init(seed) if state is None else state
         if folder:
             run.rewind(state)

@@ -222,7 +222,9 @@ def test_a_signal_during_compilation_ends_with_its_code(
     assert ppo_anakin.main([*command, "--hidden-sizes", "8"]) == 128 + signal.SIGTERM
     out, error = capsys.readouterr()
     assert "podium/Catch" in out and "the same command with --resume" in error
-    assert {path.name for path in Path("run").iterdir()} == {"config.json", "summary.json", "curve.png"}
+    assert {path.name for path in Path("run").iterdir()} == {
+        "config.json", "explain.txt", "summary.json", "curve.png",
+    }  # fmt: skip
 
 
 def test_replay_refuses_an_environment_that_only_its_maker_has(capsys: pytest.CaptureFixture[str]) -> None:

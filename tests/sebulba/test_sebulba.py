@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import threading
 import time
 from typing import Any
@@ -15,7 +16,7 @@ import podium
 from podium.agent import Agent
 from podium.agents import a2c, dqn, impala, ppo
 from podium.host import HostEnv, HostEnvs, on_host
-from podium.placement.actors import ActorError
+from podium.placement.actors import ActorError, Compiled, Slot
 
 NUM_ENVS = 8
 
@@ -58,6 +59,54 @@ def test_actor_and_learner_devices_apart_change_nothing() -> None:
     one, _ = run(podium.Sebulba(lockstep=True), agent, length, updates)
     several, _ = run(apart, agent, length, updates)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one, several)
+
+
+def test_the_bytes_explained_are_those_that_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    up: dict[str, int] = {}
+    down: list[int] = []
+    published: list[int] = []
+    make = Compiled.__init__
+
+    def counting(self: Compiled, *arguments: Any) -> None:
+        make(self, *arguments)
+        step, finish = self.step, self.finish
+        on_host = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree) if isinstance(x, np.ndarray))  # noqa: E731
+
+        def counted_step(*arguments: Any) -> Any:
+            up["step"] = on_host(arguments)
+            output = step(*arguments)
+            down.append(output[2].nbytes)
+            return output
+
+        def counted_finish(*arguments: Any) -> Any:
+            up["finish"] = on_host(arguments)
+            return finish(*arguments)
+
+        self.step, self.finish = counted_step, counted_finish
+
+    monkeypatch.setattr(Compiled, "__init__", counting)
+    monkeypatch.setattr(Slot, "put", lambda self, params, version, put=Slot.put: (
+        published.append(sum(x.nbytes for x in jax.tree.leaves(params))), put(self, params, version)))  # fmt: skip
+    agent, length, devices = ppo.make(ppo.Config(hidden_sizes=(8,), num_minibatches=2, num_epochs=3)), 8, jax.devices()
+    placement = podium.Sebulba(devices[:2], [devices[0], devices[2]], lockstep=True)
+    program = placement.build(agent, podium.envs.make("podium/Catch"), num_envs=8, rollout_length=length)
+    try:
+        state, _ = program.chunk(program.init(0), 1)
+        params = sum(x.nbytes for x in jax.tree.leaves(state.agent.params))
+    finally:
+        program.close()
+    batches = 4  # Two actors, two groups each.
+    assert program.bytes_per_update() == {
+        "observations": batches * (length * up["step"] + up["finish"]),
+        "actions": batches * length * down[0],
+        # Half stay. A row: obs and next_obs (100 floats each), reward, 3 flags, action, log-probability, value.
+        "trajectories": 4 * length * (2 * 400 + 4 + 3 + 4 + 4 + 4),
+        "parameters": sum(published[:2]),
+        "gradient sums": 3 * 2 * (params + 4),  # With them goes the divergence that target_kl looks at.
+    }
+    text = program.explain()
+    for line in ("inference +cpu:1 +environments 4 to 7", "learning +cpu:2 +environments 4 to 7", "actions .* 256 B"):
+        assert re.search(line, text), text
 
 
 @dataclasses.dataclass
