@@ -7,6 +7,7 @@ the mesh of learner devices learns from all of them as one global batch, and pub
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -80,7 +81,7 @@ class Sebulba:
         self._check()
         envs = env if isinstance(env, HostEnvs) else on_host(env)
         actors, learners = self.devices()
-        per_thread = self._envs_per_thread(num_envs, len(actors) * self.actor_threads)
+        per_thread = self._envs_per_thread(num_envs, len(actors) * self.actor_threads, len(learners))
         groups = min(self.groups, per_thread)
         if per_thread % groups:
             raise ValueError(f"groups={groups} does not divide the {per_thread} environments of a thread; use 1.")
@@ -149,16 +150,19 @@ class Sebulba:
         if not self.actor_timeout > 0:
             raise ValueError(f"actor_timeout={self.actor_timeout!r} must be greater than 0 seconds; 60 is usual.")
 
-    def _envs_per_thread(self, num_envs: int, threads: int) -> int:
+    def _envs_per_thread(self, num_envs: int, threads: int, learners: int) -> int:
         if self.envs_per_thread is not None and self.envs_per_thread * threads != num_envs:
             raise ValueError(
                 f"num_envs={num_envs} is not envs_per_thread={self.envs_per_thread} times {threads} threads; use "
                 f"num_envs={self.envs_per_thread * threads}, or leave envs_per_thread out."
             )
-        if num_envs % threads:
-            low, high = num_envs // threads * threads, -(-num_envs // threads) * threads
-            use = f"{low} or {high}" if low else str(high)
-            raise ValueError(f"num_envs={num_envs} is not divisible by the {threads} actor threads; use {use}.")
+        parts = {"actor threads": threads, "learner devices": learners}
+        for name, number in parts.items():
+            if num_envs % number:
+                step = math.lcm(threads, learners)
+                low, high = num_envs // step * step, -(-num_envs // step) * step
+                use = f"{low} or {high}" if low else str(high)
+                raise ValueError(f"num_envs={num_envs} is not divisible by the {number} {name}; use {use}.")
         return num_envs // threads
 
 
@@ -281,13 +285,15 @@ class SebulbaProgram:
                 piece = actor.take(self._placement.actor_timeout)
             pieces.append(piece)
         waited = time.perf_counter() - began
-        batch = self._assemble(pieces)
-        state, metrics, params = self._compiled(state, batch)
-        self._publish(params, number + 1)
-        # Waiting here bounds the work in flight and makes the clock honest.
-        metrics = jax.device_get(jax.block_until_ready(metrics))
+        state, metrics = self._update_once(state, pieces, number)
         wall = time.perf_counter() - began
         return state, {**metrics, **_account(pieces, number, wall, waited, dropped)}
+
+    def _update_once(self, state: RunState, pieces: list[Piece], number: int) -> tuple[RunState, Metrics]:
+        state, metrics, params = self._compiled(state, self._assemble(pieces))
+        self._publish(params, number + 1)
+        # Waiting here bounds the work in flight and makes the clock honest.
+        return state, jax.device_get(jax.block_until_ready(metrics))
 
     def _begin(self, state: RunState) -> None:
         start = self.update_count(state)
