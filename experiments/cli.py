@@ -130,6 +130,10 @@ class AnakinFlags(RunFlags):
 class SebulbaFlags(RunFlags):
     """Flags of a run that acts and learns on devices and steps environments on the CPU."""
 
+    env: str = "Pong-v5"
+    """Environment, by a name of podium.envs.names()."""
+    num_envs: int = 8
+    """Environments side by side; the actor threads must divide it."""
     actor_devices: int = 1
     """Devices that act: the first there are."""
     learner_devices: int = 1
@@ -309,7 +313,7 @@ def _train(
     run_dir = flags.run_dir or default_run_dir(f"{agent.name}-{flags.env}")
 
     def announce(program: Program, schedule: Schedule) -> None:
-        learning = sizes_in_words(config, program.sizes)
+        learning = {**_learning_in_words(config), **sizes_in_words(config, program.sizes)}
         print(plan(flags, program, schedule, run_dir, preset, learning), flush=True)
 
     result = podium.train(
@@ -476,6 +480,15 @@ def _is_ours(error: BaseException) -> bool:
 def _actions(env: Env) -> str:
     action = env.spec.action
     return f"{action.num_values} discrete" if isinstance(action, DiscreteSpec) else f"{action.shape} continuous"
+
+
+def _learning_in_words(config: Any) -> dict[str, str]:
+    """Return the rows of the plan that every agent has, or would not need: an optimiser, and perhaps a memory."""
+    optimizer, anneal = getattr(config, "optimizer", "adam"), getattr(config, "anneal_steps", 0)
+    falling = f", falling to 0 over {anneal:,} steps" if anneal else ""
+    rows = {"learning rate": f"{config.learning_rate:g} ({optimizer}){falling}"}
+    memory = getattr(config, "memory", "none")
+    return rows | ({"memory": f"{memory}, {config.memory_size} units"} if memory != "none" else {})
 
 
 def _protocol(env: Env | HostEnvs) -> str:
