@@ -70,6 +70,21 @@ class Options:
             raise ValueError(f"repeat_action_probability={probability!r} must be a number from 0 to 1.")
 
     @property
+    def protocol(self) -> str:
+        """Say how an episode is played: what one needs to know beside a score."""
+        sticky = self.repeat_action_probability
+        return ", ".join(
+            (
+                "an episode a life" if self.life_loss else "whole games, lost lives go on",
+                "signs of rewards" if self.reward_clip else "the game's own rewards",
+                f"at most {self.max_episode_frames:,} frames",
+                f"{self.frame_skip} frames a step",
+                f"1 to {self.noop_max} frames of waiting first",
+                f"sticky actions ({sticky:g})" if sticky else "no sticky actions",
+            )
+        )
+
+    @property
     def max_episode_steps(self) -> int:
         """Steps that `max_episode_frames` allow; the last may be cut."""
         return -(-self.max_episode_frames // self.frame_skip)
@@ -152,7 +167,14 @@ def host_envs(
             return _Games(spec, num_envs, emulators, options)
 
         record = {"name": name, "options": dataclasses.asdict(options)}
-        return HostEnvs(spec, make, frames_per_step=options.frame_skip, evaluation=evaluation, record=record)
+        return HostEnvs(
+            spec,
+            make,
+            frames_per_step=options.frame_skip,
+            evaluation=evaluation,
+            protocol=options.protocol,
+            record=record,
+        )
 
     return envs(options, envs(dataclasses.replace(options, life_loss=False, reward_clip=False), None))
 

@@ -24,6 +24,7 @@ from podium.networks import batch_groups
 from podium.placement import program
 from podium.placement.devices import Devices, resolve_devices
 from podium.placement.program import RunState, Sizes
+from podium.placement.table import Move, Role, device_name, numbers, table
 from podium.rollout import RolloutState, rollout
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
@@ -60,13 +61,17 @@ class Anakin:
         return AnakinProgram(agent, env, sizes, devices, by_seed, max_updates)
 
     def explain(self) -> str:
-        """Say in words who runs where and what moves."""
-        number = "every device" if self.devices is None else f"{len(resolve_devices(self.devices))} device(s)"
-        return (
-            f"Anakin on {number}: each steps its share of the environments, acts, and computes gradients of its share "
-            "of every minibatch, in one compiled program. Gradient sums cross devices, nothing else. The policy is "
-            "never stale. Independent seeds that the devices divide run whole on one device each, and nothing crosses."
-        )
+        """Say in a small table who runs where and what moves; `AnakinProgram.explain` knows the numbers."""
+        devices = resolve_devices(self.devices)
+        formula = "gradient steps * parameters; 0 where seeds run whole on a device each" if len(devices) > 1 else 0
+        return _explain(devices, ["its share of the environments"] * len(devices), formula)
+
+
+def _explain(devices: list[jax.Device], shares: list[str], gradients: int | str) -> str:
+    roles = [Role("everything", device_name(device), share) for device, share in zip(devices, shares, strict=True)]
+    moves = [Move("gradient sums", "among the devices", gradients)] if gradients else []
+    title = "Anakin: one compiled program; each device steps environments, acts and learns."
+    return table(title, roles, moves, "The policy is never stale.")
 
 
 class AnakinProgram:
@@ -223,6 +228,27 @@ class AnakinProgram:
     def update_count(self, state: RunState) -> int:
         """Return the number of iterations behind `state`."""
         return int(np.asarray(state.update).reshape(-1)[0])
+
+    def explain(self) -> str:
+        """Say in a small table who runs where, and how many bytes move in an update."""
+        number, sizes = len(self.devices), self.sizes
+        if self._by_seed:
+            share = sizes.seeds // number
+            return _explain(self.devices, [f"{share} whole run{'s' if share > 1 else ''}"] * number, 0)
+        share, of_seeds = sizes.num_envs // number, f", of each of {sizes.seeds} seeds" if sizes.seeds > 1 else ""
+        shares = [numbers(i * share, share) + of_seeds for i in range(number)]
+        return _explain(self.devices, shares, self._gradient_bytes() if number > 1 else 0)
+
+    def _gradient_bytes(self) -> int:
+        def start(key: Key) -> tuple[RunState, Trajectory]:
+            state = program.start(key, self.agent, self.env, self.sizes)
+            params, version = self.agent.actor(state.agent), state.update
+            length = self.sizes.rollout_length
+            return state, rollout(key, self.agent, self.env, params, state.rollout, length, version)[1]
+
+        state, trajectory = jax.eval_shape(start, jax.random.key(0))
+        of_seed = program.gradient_bytes(self.agent, self.sizes, state.agent, state.replay, trajectory)
+        return of_seed * self.sizes.seeds
 
     def close(self) -> None:
         """Do nothing: all of it ran in the caller's thread."""

@@ -15,6 +15,7 @@ from podium.agent import Agent, Plan
 from podium.env import Env, auto_reset
 from podium.host import HostEnvs
 from podium.learn import Learned, choose_lanes, learn, plan_divides, why_not_divides
+from podium.placement.table import nbytes
 from podium.rollout import RolloutState, begin, rollout
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
@@ -102,6 +103,10 @@ class Program(Protocol):
         """Return the number of iterations behind `state`."""
         ...
 
+    def explain(self) -> str:
+        """Say in a small table who runs where, and how many bytes move in an update."""
+        ...
+
     def close(self) -> None:
         """End what runs beside the caller's thread; the program is not used afterwards."""
         ...
@@ -125,7 +130,7 @@ class Placement(Protocol):
         ...
 
     def explain(self) -> str:
-        """Say in words who runs where and what moves."""
+        """Say in a small table who runs where and what moves; `Program.explain` knows the numbers."""
         ...
 
 
@@ -217,6 +222,25 @@ def iterate(state: RunState, agent: Agent, collect: Rollout, digest: Learn) -> t
 def make_learn(agent: Agent, sizes: Sizes, fold: Callable[..., Any] = jax.lax.scan) -> Learn:
     """Bind `podium.learn.learn` to an agent and its sizes."""
     return lambda key, state, replay, trajectory: learn(key, agent, state, replay, trajectory, sizes.num_lanes, fold)
+
+
+def gradient_bytes(agent: Agent, sizes: Sizes, state: PyTree, replay: PyTree, trajectory: Trajectory) -> int:
+    """Return the bytes of all gradients of an update, of one seed; shapes will do for `state` and what follows."""
+    size, steps = 0, 0
+
+    def grad(key: Key, state: PyTree, minibatch: PyTree) -> Any:
+        nonlocal size
+        gradient, aux = agent.grad(key, state, minibatch)
+        size = nbytes(gradient)
+        return gradient, aux
+
+    def fold(step: Callable[..., Any], carry: PyTree, numbers: Array) -> Any:
+        nonlocal steps
+        steps = numbers.size
+        return jax.lax.scan(step, carry, numbers)
+
+    jax.eval_shape(make_learn(agent._replace(grad=grad), sizes, fold), jax.random.key(0), state, replay, trajectory)
+    return size * steps
 
 
 def prepare(env: Env | HostEnvs) -> Env:

@@ -17,6 +17,7 @@ from podium.host import HostEnvs
 from podium.learn import python_scan
 from podium.placement import program
 from podium.placement.program import RunState, Sizes
+from podium.placement.table import Role, device_name, table
 from podium.rollout import rollout
 from podium.types import Metrics, PyTree
 
@@ -45,8 +46,9 @@ class Single:
         return SingleProgram(agent, env, Sizes(num_envs, rollout_length, 1, lanes))
 
     def explain(self) -> str:
-        """Say in words who runs where and what moves."""
-        return "Single: environments, inference and learning in turn on one device, in Python loops. Nothing moves."
+        """Say in a small table who runs where; nothing moves."""
+        role = Role("everything", device_name(jax.devices()[0]), "environments, inference and learning in turn")
+        return table("Single: Python loops, to be read and to be held against.", [role], [])
 
 
 class SingleProgram:
@@ -103,6 +105,10 @@ class SingleProgram:
     def update_count(self, state: RunState) -> int:
         """Return the number of iterations behind `state`."""
         return int(jnp.asarray(state.update))
+
+    def explain(self) -> str:
+        """Say in a small table who runs where; nothing moves."""
+        return Single().explain()
 
     def close(self) -> None:
         """Do nothing: all of it ran in the caller's thread."""
