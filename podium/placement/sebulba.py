@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from podium import keys
+from podium import distributed, keys
 from podium.agent import Agent
 from podium.env import Env
 from podium.host import HostEnvs, on_host
@@ -40,7 +40,8 @@ class Sebulba:
 
     Args:
       actor_devices: a number, a sequence of devices, or None for one. Numbers take the first devices for acting and
-        those after them for learning; where there are not enough, both use the same.
+        those after them for learning; where there are not enough, both use the same. With several processes, numbers
+        count the devices of each: it acts on its own for environments of its own, and the learners of all learn as one.
       learner_devices: likewise.
       actor_threads: threads of each actor device, each with environments of its own.
       envs_per_thread: environments of a thread; None divides `num_envs` among the threads.
@@ -79,7 +80,7 @@ class Sebulba:
         self._check()
         envs = env if isinstance(env, HostEnvs) else on_host(env)
         actors, learners = self.devices()
-        per_thread = self._envs_per_thread(num_envs, len(actors) * self.actor_threads)
+        per_thread = self._envs_per_thread(num_envs, distributed.num_processes() * len(actors) * self.actor_threads)
         groups = min(self.groups, per_thread)
         if per_thread % groups:
             raise ValueError(f"groups={groups} does not divide the {per_thread} environments of a thread; use 1.")
@@ -88,15 +89,17 @@ class Sebulba:
         return SebulbaProgram(self, agent, envs, sizes, actors, learners, per_thread // groups, groups)
 
     def devices(self) -> tuple[list[jax.Device], list[jax.Device]]:
-        """Return the devices that act and those that learn."""
+        """Return the devices that act, of this process, and those that learn, of all processes."""
         acting, learning = (1 if given is None else given for given in (self.actor_devices, self.learner_devices))
         if not isinstance(acting, int) or not isinstance(learning, int):
             return resolve_devices(acting), resolve_devices(learning)
-        both = acting + learning
-        available = resolve_devices(None if both <= len(jax.devices()) else max(acting, learning))
-        if both <= len(available):
-            return available[:acting], available[acting:both]
-        return available[:acting], available[:learning]
+        apart = acting + learning <= len(jax.local_devices())
+        number = acting + learning if apart else max(acting, learning)
+        available = resolve_devices(number)
+        own = [available[i : i + number] for i in range(0, len(available), number)]
+        first = acting if apart else 0
+        learners = [device for devices in own for device in devices[first : first + learning]]
+        return own[distributed.process_id()][:acting], learners
 
     def explain(self) -> str:
         """Say in words who runs where and what moves."""
@@ -108,11 +111,13 @@ class Sebulba:
         else:
             pace = f"goes on meanwhile: a rollout is up to {self.queue_depth + 1} updates old when it is learnt from"
             pace += "" if self.max_lag is None else f", and dropped if more than {self.max_lag}"
+        processes = distributed.num_processes()
+        hosts = f" Threads and actor devices are those of each of {processes} processes." if processes > 1 else ""
         return (
             f"Sebulba: {len(actors) * self.actor_threads} thread(s) step environments on the CPU and act on "
             f"{len(actors)} device(s), {where}; {len(learners)} device(s) learn from all rollouts as one batch. "
             f"Observations go up once, rollouts go from actor to learner devices, parameters come back after every "
-            f"update; among learners gradient sums cross, nothing else. Acting {pace}."
+            f"update; among learners gradient sums cross, nothing else. Acting {pace}.{hosts}"
         )
 
     def _check(self) -> None:
@@ -157,6 +162,8 @@ class SebulbaProgram:
         self._placement, self._actor_devices = placement, actor_devices
         self._acting = Acting(agent, envs.spec, group_size, sizes.rollout_length, envs.resets_in_next_step)
         self._groups = groups
+        self._own_envs = sizes.num_envs // distributed.num_processes()
+        self._own_devices = [device for device in learner_devices if device.process_index == jax.process_index()]
         self._mesh = Mesh(np.array(learner_devices), ("env",), axis_types=(AxisType.Auto,))
         self._shardings = jax.tree.map(
             lambda spec: NamedSharding(self._mesh, spec), self._partition(), is_leaf=lambda x: isinstance(x, P)
@@ -256,50 +263,54 @@ class SebulbaProgram:
                 dropped += 1
                 piece = actor.take(self._placement.actor_timeout)
             pieces.append(piece)
+        # Device programs of several processes wait for each other without end; here a dead one is noticed.
+        pieces_of_all, dropped = _tell(pieces, dropped)
         waited = time.perf_counter() - began
-        batch = self._assemble(pieces)
+        batch = self._assemble(pieces, min(piece.version for piece in pieces_of_all))
         state, metrics, params = self._compiled(state, batch)
         self._publish(params, number + 1)
         # Waiting here bounds the work in flight and makes the clock honest.
         metrics = jax.device_get(jax.block_until_ready(metrics))
         wall = time.perf_counter() - began
-        return state, {**metrics, **_account(pieces, number, wall, waited, dropped)}
+        return state, {**metrics, **_account(pieces_of_all, number, wall, waited, dropped)}
 
     def _begin(self, state: RunState) -> None:
         start = self.update_count(state)
         placement = self._placement
         seed = self._seed
         if seed is None:  # A run that goes on: its episodes begin anew, and not with those it began with.
-            seed = int(jax.random.randint(jax.random.fold_in(state.key, start), (), 0, 2**31 - 1))
+            seed = int(jax.random.randint(jax.random.fold_in(distributed.local(state.key), start), (), 0, 2**31 - 1))
         self._actors = make_actors(
             self.env,
             self._acting_on,
             placement.actor_threads,
             self._groups,
-            jax.device_get(state.key),
+            jax.device_get(distributed.local(state.key)),
             seed,
             start,
             self._slots,
             placement.lockstep,
             placement.queue_depth,
             self._stop,
+            distributed.process_id() * self._own_envs,
         )
         self._publish(self._publish_first(state.agent), start)
         for actor in self._actors:
             actor.start()
 
     def _publish(self, params: PyTree, version: int) -> None:
+        params = distributed.local(params)
         for slot, device in zip(self._slots, self._actor_devices, strict=True):
             # A copy of its own: what the learner donates must not be what an actor reads.
             slot.put(jax.block_until_ready(jax.device_put(params, device, may_alias=False)), version)
 
-    def _assemble(self, pieces: list[Piece]) -> Trajectory:
+    def _assemble(self, pieces: list[Piece], oldest: int) -> Trajectory:
         """Join the trajectories, in the order of their environments, into one batch on the learners' mesh."""
         parts = [trajectory for piece in pieces for trajectory in piece.trajectories]
         share = self.sizes.num_envs // len(self.devices)
         size = self._acting.num_envs
         local = []
-        for number, device in enumerate(self.devices):
+        for number, device in enumerate(self._own_devices):
             low, high = number * share, (number + 1) * share
             mine = []
             for i, part in enumerate(parts):
@@ -307,7 +318,7 @@ class SebulbaProgram:
                 if a < b:
                     mine.append(jax.device_put(part if b - a == size else _cut(part, a, b), device))
             local.append(_join(mine) if len(mine) > 1 else mine[0])
-        if len(local) == 1:
+        if len(self.devices) == 1:
             return jax.device_put(local[0], self._spread_shardings)
 
         def whole(sharding: NamedSharding, *shards: jax.Array) -> jax.Array:
@@ -317,10 +328,9 @@ class SebulbaProgram:
             return jax.make_array_from_single_device_arrays(tuple(shape), sharding, list(shards))
 
         # The version is the same everywhere, though some device may hold no rollout of the oldest.
-        oldest = np.int32(min(piece.version for piece in pieces))
         alike = [
-            part._replace(policy_version=jax.device_put(oldest, device))
-            for part, device in zip(local, self.devices, strict=True)
+            part._replace(policy_version=jax.device_put(np.int32(oldest), device))
+            for part, device in zip(local, self._own_devices, strict=True)
         ]
         return jax.tree.map(whole, self._spread_shardings, *alike)
 
@@ -334,11 +344,20 @@ class SebulbaProgram:
 
     def agent_state(self, state: RunState) -> PyTree:
         """Return the agent's State within `state`."""
-        return state.agent
+        return distributed.local(state.agent)
 
     def update_count(self, state: RunState) -> int:
         """Return the number of updates behind `state`."""
         return int(np.asarray(state.update))
+
+
+def _tell(pieces: list[Piece], dropped: int) -> tuple[list[Piece], int]:
+    """Return the pieces of all processes, without the trajectories of others, and how many rollouts all dropped."""
+    if distributed.num_processes() == 1:
+        return pieces, dropped
+    told = distributed.gather({"pieces": [(piece.version, piece.sums) for piece in pieces], "dropped": dropped})
+    everywhere = [Piece([], version, sums) for each in told for version, sums in each["pieces"]]
+    return everywhere, sum(each["dropped"] for each in told)
 
 
 def _account(pieces: list[Piece], number: int, wall: float, waited: float, dropped: int) -> dict[str, Any]:
