@@ -113,7 +113,7 @@ class AnakinFlags(RunFlags):
     """Flags of a run in one compiled program."""
 
     devices: int | None = None
-    """Number of devices; None takes all there are. On a CPU, more than there are makes virtual ones."""
+    """Number of devices (of each process); None takes all. On a CPU, more than there are makes virtual ones."""
     seeds: int = 1
     """Number of independent runs in the one program."""
 

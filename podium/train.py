@@ -45,7 +45,7 @@ class Result:
       metrics: one dict a logged chunk, as in metrics.jsonl.
       summary: how it ended, as in summary.json.
       policy: acts greedily or samples; a list with one policy a seed where there are several.
-      run_dir: the run folder, or None.
+      run_dir: the run folder, or None; with several processes process 0 alone has it.
       interrupted: the signal that ended training early, such as "SIGINT", or None.
     """
 
@@ -672,7 +672,8 @@ def _catch_signals() -> Iterator[list[str]]:
         print(f"{caught[0]}: saving after this chunk or compilation; once more quits at once.", file=sys.stderr)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, handler)
+        # None where a handler was not installed by Python, such as that of jax.distributed.
+        before[number] = signal.signal(number, handler) or signal.SIG_DFL
     try:
         yield caught
     finally:

@@ -94,13 +94,11 @@ def _resolve_of_each_process(devices: Devices) -> list[jax.Device]:
     by_process: dict[int, list[jax.Device]] = {}
     for device in sorted(jax.devices(), key=lambda device: (device.process_index, device.id)):
         by_process.setdefault(device.process_index, []).append(device)
-    fewest = min(map(len, by_process.values()))
-    wanted = max(map(len, by_process.values())) if devices is None else devices
+    fewest, most = (choose(map(len, by_process.values())) for choose in (min, max))
+    wanted = most if devices is None else devices
     if wanted > fewest:
-        raise ValueError(
-            f"devices={devices} of each process, but one of the {len(by_process)} processes has {fewest} "
-            f"({jax.devices()[0].platform}); use at most {fewest}."
-        )
+        have = f"one of the {len(by_process)} processes has {fewest} ({jax.devices()[0].platform})"
+        raise ValueError(f"devices={devices} of each process, but {have}; use at most {fewest}.")
     return [device for own in by_process.values() for device in own[:wanted]]
 
 
