@@ -25,6 +25,7 @@ import tyro
 from presets import Preset
 
 import podium
+from podium import distributed
 from podium.checkpoint import CheckpointError
 from podium.env import Env
 from podium.host import HostEnvs, frames_per_step
@@ -81,6 +82,10 @@ class RunFlags:
     """Environment steps between rows of metrics; None for a hundred over the run."""
     wandb: Literal["disabled", "offline", "online"] = "disabled"
     """Whether Weights & Biases gets the metrics too."""
+    distributed: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Be one of several processes of the run: start the same command in each, by srun or mpirun (or give each
+    $JAX_COORDINATOR_ADDRESS, $JAX_NUM_PROCESSES and $JAX_PROCESS_ID). Numbers of devices are then those of each
+    process, environments and steps those of the whole run."""
     progress: bool = True
     """Show a line of progress while training."""
     compilation_cache: bool = True
@@ -109,7 +114,7 @@ class AnakinFlags(RunFlags):
     """Flags of a run in one compiled program."""
 
     devices: int | None = None
-    """Number of devices; None takes all there are. On a CPU, more than there are makes virtual ones."""
+    """Number of devices (of each process); None takes all. On a CPU, more than there are makes virtual ones."""
     seeds: int = 1
     """Number of independent runs in the one program."""
 
@@ -162,7 +167,7 @@ class SebulbaFlags(RunFlags):
         """Return the environments of all threads."""
         if self.envs_per_thread is None:
             return self.num_envs
-        return self.envs_per_thread * self.actor_threads * self.actor_devices
+        return self.envs_per_thread * self.actor_threads * self.actor_devices * distributed.num_processes()
 
     def placement(self) -> Placement:
         """Return Sebulba as these flags say."""
@@ -247,7 +252,7 @@ def guard(work: Callable[[], int]) -> int:
     """
     try:
         return work()
-    except (podium.NonFiniteError, CheckpointError, OSError) as error:
+    except (podium.NonFiniteError, distributed.PeerError, CheckpointError, OSError) as error:
         return _say(error, FAILED)
     except ValueError as error:
         if not _is_ours(error):
@@ -303,14 +308,17 @@ def _train(
         raise ValueError(f"seed={flags.seed} must lie between 0 and 2**32 - 1.")
     if flags.cpu_threads is not None:
         request_cpu_threads(flags.cpu_threads)
+    if flags.distributed:
+        distributed.initialize()
     devices = flags.number_of_devices()
-    if devices is not None and (sentence := podium.request_devices(devices)):
+    if devices is not None and (sentence := podium.request_devices(devices)) and distributed.is_first():
         print(sentence)
     if flags.compilation_cache:
         use_compilation_cache()
     config = agent_config(agents.Config, flags)
     agent = agents.make(config)
-    run_dir = flags.run_dir or default_run_dir(f"{agent.name}-{flags.env}")
+    # By process 0, because the name holds the time.
+    run_dir = flags.run_dir or Path(distributed.from_first(str(default_run_dir(f"{agent.name}-{flags.env}"))))
 
     def announce(program: Program, schedule: Schedule) -> None:
         learning = {**_learning_in_words(config), **sizes_in_words(config, program.sizes)}
@@ -340,7 +348,8 @@ def _train(
     )
     if result.interrupted:
         return 128 + signal.Signals[result.interrupted]
-    print(closing_words(result))
+    if distributed.is_first():
+        print(closing_words(result))
     return 0
 
 
@@ -354,12 +363,14 @@ def plan(
     counted = f" ({steps * frames:,} frames)" if frames > 1 else ""
     rounded = "" if steps == flags.num_steps else f", rounded down from {flags.num_steps:,} to whole rollouts"
     share = f"{sizes.seeds // len(devices)} whole runs" if by_seed else f"{sizes.num_envs // len(devices)} environments"
+    processes = distributed.num_processes()
     rows = {
         "agent": program.agent.name,
         "environment": flags.env + "".join(f" {option}" for option in flags.env_options),
         "actions": _actions(program.env),
         "preset": preset,
         "devices": f"{len(devices)} {devices[0].platform} ({devices[0].device_kind}), {share} on each",
+        **({"processes": f"{processes}, {sizes.num_envs // processes} environments in each"} if processes > 1 else {}),
         "seeds": str(sizes.seeds) + (f" independent runs from seed {flags.seed}" if sizes.seeds > 1 else ""),
         "environments": f"{sizes.num_envs} x {sizes.rollout_length} steps a rollout, in {sizes.num_lanes} lanes",
         "steps": f"{steps:,}{counted}{' a seed' if sizes.seeds > 1 else ''}{rounded}",
@@ -466,7 +477,8 @@ def _sentence(box: str) -> str:
 
 
 def _say(error: BaseException, code: int) -> int:
-    print("error: " + " ".join(str(error).split()), file=sys.stderr)
+    who = f"error in process {distributed.process_id()}" if distributed.num_processes() > 1 else "error"
+    print(f"{who}: " + " ".join(str(error).split()), file=sys.stderr, flush=True)
     return code
 
 

@@ -1,6 +1,6 @@
 """podium: reinforcement learning on the accelerator, one agent under every placement."""
 
-from podium import agents, envs, networks, testing
+from podium import agents, distributed, envs, networks, testing
 from podium.evaluate import Policy, evaluate
 from podium.load import load
 from podium.placement.anakin import Anakin
@@ -19,6 +19,7 @@ __all__ = [
     "Sebulba",
     "Single",
     "agents",
+    "distributed",
     "envs",
     "evaluate",
     "load",

@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podium import distributed
 from podium.files import to_jsonable, write_atomic
 from podium.types import PyTree
 
@@ -483,7 +484,7 @@ def _place(array: np.ndarray, entry: dict[str, Any], target: Any) -> Any:
         value = weak.at[...].set(array)
     else:
         value = array
-    return jnp.asarray(value) if sharding is None else jax.device_put(value, sharding)
+    return jnp.asarray(value) if sharding is None else distributed.put(value, sharding)
 
 
 def _stored_shape(entry: dict[str, Any]) -> tuple[int, ...]:
@@ -495,7 +496,10 @@ def _checkpointer() -> Any:
     """Return Orbax's plain checkpointer; imported here because it takes half a second."""
     import orbax.checkpoint as ocp
 
-    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    # Each process by itself: one writes what `podium.distributed.whole` collected, any may read.
+    alone = ocp.options.MultiprocessingOptions(jax.process_index(), {jax.process_index()})
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
 def _read_orbax(path: Path, wanted: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from podium import distributed
 from podium.agent import Agent
 from podium.checkpoint import Checkpoints, params_sha256
 from podium.env import Env
@@ -45,7 +46,7 @@ class Result:
       metrics: one dict a logged chunk, as in metrics.jsonl.
       summary: how it ended, as in summary.json.
       policy: acts greedily or samples; a list with one policy a seed where there are several.
-      run_dir: the run folder, or None.
+      run_dir: the run folder, or None; with several processes process 0 alone has it.
       interrupted: the signal that ended training early, such as "SIGINT", or None.
     """
 
@@ -116,6 +117,7 @@ def make_schedule(
     return Schedule(total, iterations(log_every, max(1, total // 100)) or total, evaluate, checkpoint, steps_per_update)
 
 
+@distributed.failing_together()
 def train(
     agent: Agent,
     env: Env | HostEnvs | str,
@@ -141,6 +143,8 @@ def train(
     announce: Callable[[Program, Schedule], None] | None = None,
 ) -> Result:
     """Train an agent in an environment.
+
+    With several processes (`podium.distributed.initialize`) all call it alike, and process 0 alone writes and prints.
 
     Args:
       agent: from `podium.agents`, or your own.
@@ -172,6 +176,7 @@ def train(
     Raises:
       ValueError: for anything out of range, before anything is compiled or written.
       NonFiniteError: the agent's numbers became NaN or infinite; the last good checkpoint is kept.
+      podium.distributed.PeerError: another process of this run failed or is gone.
     """
     if resume and run_dir is None:
         raise ValueError("resume=True needs run_dir, the folder of the run to go on with.")
@@ -219,25 +224,26 @@ def train(
         "log_every": log_every,
         "devices": len(program.devices),
     }
-    run = _Run(program, schedule, _Evaluator(program, env, eval_episodes, seed), longest)
+    run = _Run(program, schedule, _Evaluator(program, env, eval_episodes, seed), longest, run_dir is not None)
     with contextlib.ExitStack() as stack:
         stack.callback(run.close)
         stack.callback(program.close)
         state = run.restore(folder, config, keep_checkpoints) if folder else None
-        if announce is not None:
+        if announce is not None and distributed.is_first():
             announce(program, schedule)
-        caught = stack.enter_context(_catch_signals())
-        if run_dir is not None and folder is None:
+        run.caught = stack.enter_context(_catch_signals())
+        if run_dir is not None and folder is None and distributed.is_first():
             run.keep_in(RunFolder.create(run_dir, config, placement.explain()), keep_checkpoints)
         if run.folder:
             run.folder.write_explanation(program.explain())
-        state = run.make_ready(state, seed, caught)
+        state = run.make_ready(state, seed)
         if folder:
-            run.rewind(state, caught)
-            if run.saved and isinstance(program.env, HostEnvs):
+            run.rewind(state)
+            if run.saved and isinstance(program.env, HostEnvs) and distributed.is_first():
                 run.say_episodes_restart()
-        run.sinks.extend(_make_sinks(run.folder, schedule, run.rows, progress, wandb, config, sinks))
-        return run.loop(state, caught)
+        if distributed.is_first():
+            run.sinks.extend(_make_sinks(run.folder, schedule, run.rows, progress, wandb, config, sinks))
+        return run.loop(state)
 
 
 def _check_integers(least: int, **values: Any) -> None:
@@ -270,7 +276,8 @@ def _find_folder(run_dir: Path | str | None, resume: bool) -> RunFolder | None:
         return None
     if resume:
         return RunFolder.open(run_dir)
-    check_new_folder(run_dir)
+    if distributed.is_first():
+        check_new_folder(run_dir)
     return None
 
 
@@ -416,8 +423,9 @@ class _Pace:
 class _Run:
     """One run: its program, its clock, its rows, and where they are kept."""
 
-    def __init__(self, program: Program, schedule: Schedule, evaluator: _Evaluator, longest: int):
+    def __init__(self, program: Program, schedule: Schedule, evaluator: _Evaluator, longest: int, keeps: bool):
         self.program, self.schedule, self.evaluator = program, schedule, evaluator
+        self._keeps = keeps  # Whether there is a folder; process 0 alone has it.
         self.folder: RunFolder | None = None
         self.checkpoints: Checkpoints | None = None
         self.sinks = Sinks()
@@ -430,6 +438,7 @@ class _Run:
         self._train_steps = 0
         self._evaluation: dict[str, Any] = {}
         self.saved = 0
+        self.caught: list[str] = []
 
     def env_steps(self, update: int) -> int:
         """Return the environment steps of `update` iterations, of one seed."""
@@ -441,16 +450,24 @@ class _Run:
         return self.checkpoints
 
     def restore(self, folder: RunFolder, config: dict[str, Any], keep: int) -> PyTree | None:
-        """Check that the run in `folder` can go on, and return its newest good state or None; write nothing."""
+        """Check that the run in `folder` can go on, and return its newest good state or None; write nothing.
+
+        All processes read, so all must see the folder; process 0 says which checkpoint is good, and keeps the run.
+        """
         compare_config(folder.config, config, MAY_CHANGE)
         _check_checkpoints(folder.checkpoints)
         checkpoints = self.keep_in(folder, keep)
         rows = read_metrics(folder.metrics) if folder.metrics.exists() else []
-        if not checkpoints.steps():
+        seen = distributed.gather(checkpoints.steps())
+        if any(steps != seen[0] for steps in seen):
+            raise ValueError(f"run_dir={folder.path} differs between processes; put it on a disk that all hosts share.")
+        if not distributed.is_first():
+            self.folder = self.checkpoints = None
+        if not seen[0]:
             # Stopped before the first checkpoint: the beginning is the newest good state.
             warnings.warn(f"{folder.path} holds no checkpoint yet; the run starts from its beginning.", stacklevel=3)
             return None
-        state, meta, env_steps = checkpoints.restore(self.program.abstract_state())
+        state, meta, env_steps = _restore_alike(checkpoints, self.program.abstract_state())
         done = self.program.update_count(state)
         if done > self.schedule.total:
             steps = self.schedule.steps_per_update
@@ -465,55 +482,61 @@ class _Run:
         self.saved = done
         return state
 
-    def make_ready(self, state: PyTree | None, seed: int, caught: list[str]) -> PyTree:
+    def make_ready(self, state: PyTree | None, seed: int) -> PyTree:
         """Return `state`, or the first one; XLA compiles the program meanwhile, and then the evaluation."""
-        if caught or (state is not None and self.program.update_count(state) == self.schedule.total):
+        ended = state is not None and self.program.update_count(state) == self.schedule.total
+        if ended or _agree(self.caught):
             return self.program.init(seed) if state is None else state
         self.program.lower()
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
             compiled = thread.submit(self.program.compile)
             state = self.program.init(seed) if state is None else state
-            self.evaluator.compile(state)
+            if distributed.is_first():
+                self.evaluator.compile(state)
             compiled.result()
         return state
 
-    def rewind(self, state: PyTree, caught: list[str]) -> None:
+    def rewind(self, state: PyTree) -> None:
         """Take the files back to `state`, and make up for an evaluation that a signal kept from happening there."""
-        assert self.folder is not None
         update = self.program.update_count(state)
-        sink = JsonlSink(self.folder.metrics)
-        sink.truncate_after(self.env_steps(update))
+        sink = JsonlSink(self.folder.metrics) if self.folder else None
+        if sink:
+            sink.truncate_after(self.env_steps(update))
         row = self.rows[-1] if self.rows else {}
         missing = row.get("updates") == update and "eval_return" not in row
         if missing and self.schedule.due(self.schedule.evaluate, update):
-            row.update(self._evaluate(state, update, caught))
-            sink.truncate_after(row["env_steps"] - 1)
-            sink.write(row)
+            row.update(self._evaluate(state, update))
+            if sink:
+                sink.truncate_after(row["env_steps"] - 1)
+                sink.write(row)
             self._save(state, update)
 
-    def loop(self, state: PyTree, caught: list[str]) -> Result:
+    def loop(self, state: PyTree) -> Result:
         """Train from `state` to the end, or until a signal is caught."""
         program, schedule = self.program, self.schedule
         update = program.update_count(state)
-        while update < schedule.total and not caught:
+        stopped = _agree(self.caught)
+        while update < schedule.total and not stopped:
             stop = schedule.next_stop(update)
             length = min(self._pace.length, stop - update)
             began = time.perf_counter()
             state, metrics = program.chunk(state, length)
-            seconds = time.perf_counter() - began
+            seconds = distributed.from_first(time.perf_counter() - began)
             update += length
             finite = metrics.pop("finite")
             self._count(metrics, length, seconds)
             self._require_finite(finite, metrics, update)
+            stopped = _agree(self.caught)
             if update == stop:
-                self._stop(state, update, caught)
+                self._stop(state, update, stopped)
             else:
                 self.sinks.show(self._row(update))
             if self.checkpoints:
                 self.checkpoints.check()
-        if caught and self.saved != update:
+            stopped = stopped or _agree(self.caught)
+        if stopped and self.saved != update:
             self._save(state, update)
-        return self._finish(state, update, caught)
+        return self._finish(state, update, stopped)
 
     def _count(self, metrics: dict[str, Any], num_updates: int, seconds: float) -> None:
         self._pace.measure(num_updates, seconds)
@@ -521,18 +544,19 @@ class _Run:
         self._train_seconds += seconds
         self._train_steps += num_updates * self.schedule.steps_per_update * self.program.sizes.seeds
 
-    def _stop(self, state: PyTree, update: int, caught: list[str]) -> None:
+    def _stop(self, state: PyTree, update: int, stopped: str | None) -> None:
         """Write a row, evaluate and save, as the schedule says; after a signal the resumed run evaluates."""
         row, self._tally = self._row(update), _Tally()
-        if self.schedule.due(self.schedule.evaluate, update) and not caught:
-            row.update(self._evaluate(state, update, caught))
+        if self.schedule.due(self.schedule.evaluate, update) and not stopped:
+            row.update(self._evaluate(state, update))
         self._record(row)
         if self.schedule.due(self.schedule.checkpoint, update):
             self._save(state, update)
 
-    def _evaluate(self, state: PyTree, update: int, caught: list[str]) -> dict[str, Any]:
-        """Return an evaluation, to stand in the summary too; nothing where a signal cut it short."""
-        evaluation = self.evaluator(state, update, lambda: bool(caught))
+    def _evaluate(self, state: PyTree, update: int) -> dict[str, Any]:
+        """Evaluate in process 0, for all, to stand in the summary too; nothing where a signal cut it short."""
+        mine = self.evaluator(state, update, lambda: bool(self.caught)) if distributed.is_first() else None
+        evaluation: dict[str, Any] = distributed.from_first(mine)
         self._evaluation = evaluation or self._evaluation
         return evaluation
 
@@ -561,6 +585,7 @@ class _Run:
             self.checkpoints.finish()
         last = self.checkpoints.steps() if self.checkpoints else []
         kept = f"the last good checkpoint is at {last[-1]} environment steps" if last else "there is no checkpoint"
+        kept = kept if distributed.is_first() else "process 0 says which checkpoint is the last good one"
         bad = [name for name, values in metrics.items() if not (agent or np.isfinite(values[-1]).all())]
         who = "" if env else f"A reward or an observation of {self.program.env.spec.name}"
         if not agent:
@@ -577,6 +602,10 @@ class _Run:
         self.sinks.write(row)
 
     def _save(self, state: PyTree, update: int) -> None:
+        if not self._keeps:
+            return
+        self.saved = update
+        state = distributed.whole(state)
         if self.checkpoints is None:
             return
         evaluated = self.rows[-1].get("eval_return") if self.rows and self.rows[-1]["updates"] == update else None
@@ -588,14 +617,14 @@ class _Run:
             "tally": self._tally.record(),
         }
         self.checkpoints.save(self.env_steps(update), state, meta)
-        self.saved = update
 
     def _wall_seconds(self) -> float:
         return self._earlier_seconds + time.perf_counter() - self._began
 
-    def _finish(self, state: PyTree, update: int, caught: list[str]) -> Result:
-        if not caught and not self._evaluation:
-            self._evaluate(state, update, caught)
+    def _finish(self, state: PyTree, update: int, stopped: str | None) -> Result:
+        if not stopped and not self._evaluation:
+            self._evaluate(state, update)
+            stopped = _agree(self.caught)
         if self.checkpoints:
             self.checkpoints.finish()
         agent_state = self.program.agent_state(state)
@@ -611,7 +640,8 @@ class _Run:
             "params_sha256": params_sha256(params),
             "num_devices": len(self.program.devices),
             "platform": self.program.devices[0].platform,
-            "interrupted": caught[0] if caught else None,
+            "num_processes": distributed.num_processes(),
+            "interrupted": stopped,
         }
         if self.folder:
             before = self.folder.read_summary() if not self._train_steps else None
@@ -620,11 +650,12 @@ class _Run:
             else:
                 self.folder.write_summary(summary)
         self.sinks.close(summary)
-        if caught:
-            self._say_how_to_go_on(caught[0])
+        if stopped and distributed.is_first():
+            self._say_how_to_go_on(stopped)
+        distributed.gather(None)  # JAX ends all soon after one has ended, so none may before process 0 has written.
         policy = _policies(self.program, params, self._spec)
         run_dir = self.folder.path if self.folder else None
-        return Result(agent_state, self.rows, summary, policy, run_dir, caught[0] if caught else None)
+        return Result(agent_state, self.rows, summary, policy, run_dir, stopped)
 
     @property
     def _spec(self) -> EnvSpec:
@@ -657,6 +688,21 @@ class _Run:
             self.checkpoints.close()
 
 
+def _restore_alike(checkpoints: Checkpoints, target: PyTree) -> tuple[PyTree, dict[str, Any], int]:
+    """Restore the newest good checkpoint; with several processes all take the one that process 0 finds good."""
+    if distributed.is_first():
+        state, meta, step = checkpoints.restore(target)
+        distributed.from_first(step)
+        return state, meta, step
+    with contextlib.closing(checkpoints):
+        return checkpoints.restore(target, distributed.from_first(None), fallback=False)
+
+
+def _agree(caught: list[str]) -> str | None:
+    """Return the name of a signal that any process has caught, the same in all, or None."""
+    return next((name for names in distributed.gather(list(caught)) for name in names), None)
+
+
 @contextlib.contextmanager
 def _catch_signals() -> Iterator[list[str]]:
     """Collect the names of SIGINT and SIGTERM instead of dying; a second one acts as usual. Main thread only."""
@@ -672,7 +718,8 @@ def _catch_signals() -> Iterator[list[str]]:
         print(f"{caught[0]}: saving after this chunk or compilation; once more quits at once.", file=sys.stderr)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, handler)
+        # None where a handler was not installed by Python, such as that of jax.distributed.
+        before[number] = signal.signal(number, handler) or signal.SIG_DFL
     try:
         yield caught
     finally:

@@ -395,15 +395,17 @@ def make_actors(
     lockstep: bool,
     depth: int,
     stop: threading.Event,
+    first_index: int,
 ) -> list[Actor]:
-    """Return the actors of every device, in the order of their environments, not started yet."""
+    """Return the actors of every device, in the order of their environments from `first_index` on, not started yet."""
     actors: list[Actor] = []
     for functions, slot in zip(compiled, slots, strict=True):
         for _ in range(threads):
             number = len(actors)
             size = functions.acting.num_envs * groups
+            index = first_index + number * size
             make_env = lambda num_envs, first: envs.make(num_envs, seed, first)  # noqa: E731
             actors.append(
-                Actor(number, make_env, number * size, groups, functions, run_key, start, slot, lockstep, depth, stop)
+                Actor(number, make_env, index, groups, functions, run_key, start, slot, lockstep, depth, stop)
             )
     return actors

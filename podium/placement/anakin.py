@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from podium import distributed
 from podium.agent import Agent
 from podium.env import Env
 from podium.episodes import Ended
@@ -34,7 +35,7 @@ class Anakin:
     """Fuse environments, inference and learning on every device.
 
     Args:
-      devices: a number, a sequence of devices, or None for all there are.
+      devices: a number (of each process, where there are several), a sequence of devices, or None for all there are.
     """
 
     devices: Devices = None
@@ -52,6 +53,8 @@ class Anakin:
     ) -> AnakinProgram:
         """Check every size and return the program; see `Placement.build`."""
         program.check_sizes(num_envs, rollout_length, seeds, max_updates)
+        if seeds > 1 and distributed.num_processes() > 1:
+            raise ValueError(f"seeds={seeds}: several processes run one seed together; start a run for each seed.")
         devices = resolve_devices(self.devices)
         env = program.prepare(env)
         by_seed = seeds > 1 and seeds % len(devices) == 0
@@ -89,6 +92,7 @@ class AnakinProgram:
         self._shardings = jax.tree.map(
             lambda spec: NamedSharding(self._mesh, spec), self._partition(), is_leaf=lambda x: isinstance(x, P)
         )
+        self._everywhere = NamedSharding(self._mesh, P())
         self._lowered: Any = None
         self._compiled: Any = None
 
@@ -179,7 +183,8 @@ class AnakinProgram:
             self._all_seeds,
             donate_argnums=0,
             in_shardings=(self._shardings, None),
-            out_shardings=(self._shardings, None),
+            # Said only where it matters: metrics must lie whole in every process.
+            out_shardings=(self._shardings, None if distributed.num_processes() == 1 else self._everywhere),
         )
         self._lowered = chunk.lower(self.abstract_state(), jax.ShapeDtypeStruct((), jnp.int32))
         self.compile_seconds += time.perf_counter() - began
@@ -204,7 +209,7 @@ class AnakinProgram:
         if not 1 <= num_updates <= self.max_updates:
             raise ValueError(f"num_updates={num_updates} must lie between 1 and max_updates={self.max_updates}.")
         self.compile()
-        state, metrics = self._compiled(state, jnp.int32(num_updates))
+        state, metrics = self._compiled(state, np.int32(num_updates))
         # Waiting here bounds the work in flight: on CPU many unwaited collectives can deadlock.
         fetched = jax.device_get(jax.block_until_ready(metrics))
         finite = fetched.pop("finite")
@@ -223,7 +228,7 @@ class AnakinProgram:
 
     def agent_state(self, state: RunState) -> PyTree:
         """Return the agent's State within `state`; a leading axis of seeds where there are several."""
-        return state.agent
+        return distributed.local(state.agent)
 
     def update_count(self, state: RunState) -> int:
         """Return the number of iterations behind `state`."""

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import jax
 
+from podium import distributed
+
 Devices = int | Sequence[jax.Device] | None
 
 
@@ -57,9 +59,13 @@ def request_cpu_threads(number: int) -> None:
 def resolve_devices(devices: Devices) -> list[jax.Device]:
     """Return a list of devices: all for None, the first n for an integer, or those given.
 
+    With several processes an integer counts the devices of each, and those of a process lie side by side.
+
     Raises:
       ValueError: if there are too few, or none is named.
     """
+    if distributed.num_processes() > 1:
+        return _resolve_of_each_process(devices)
     if devices is None:
         return jax.devices()
     if not isinstance(devices, int):
@@ -78,6 +84,22 @@ def resolve_devices(devices: Devices) -> list[jax.Device]:
             f"{len(available)}, or on a CPU call podium.request_devices({devices}) before any other use of JAX."
         )
     return available[:devices]
+
+
+def _resolve_of_each_process(devices: Devices) -> list[jax.Device]:
+    if devices is not None and not isinstance(devices, int):
+        raise ValueError(f"devices={devices!r}: with several processes give the number of devices of each.")
+    if devices is not None:
+        request_devices(devices)
+    by_process: dict[int, list[jax.Device]] = {}
+    for device in sorted(jax.devices(), key=lambda device: (device.process_index, device.id)):
+        by_process.setdefault(device.process_index, []).append(device)
+    fewest, most = (choose(map(len, by_process.values())) for choose in (min, max))
+    wanted = most if devices is None else devices
+    if wanted > fewest:
+        have = f"one of the {len(by_process)} processes has {fewest} ({jax.devices()[0].platform})"
+        raise ValueError(f"devices={devices} of each process, but {have}; use at most {fewest}.")
+    return [device for own in by_process.values() for device in own[:wanted]]
 
 
 def _check_number(number: int) -> None:

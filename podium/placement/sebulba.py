@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from podium import keys
+from podium import distributed, keys
 from podium.agent import Agent
 from podium.env import Env
 from podium.host import HostEnvs, on_host
@@ -42,7 +42,8 @@ class Sebulba:
 
     Args:
       actor_devices: a number, a sequence of devices, or None for one. Numbers take the first devices for acting and
-        those after them for learning; where there are not enough, both use the same.
+        those after them for learning; where there are not enough, both use the same. With several processes, numbers
+        count the devices of each: it acts on its own for environments of its own, and the learners of all learn as one.
       learner_devices: likewise.
       actor_threads: threads of each actor device, each with environments of its own.
       envs_per_thread: environments of a thread; None divides `num_envs` among the threads.
@@ -81,7 +82,8 @@ class Sebulba:
         self._check()
         envs = env if isinstance(env, HostEnvs) else on_host(env)
         actors, learners = self.devices()
-        per_thread = self._envs_per_thread(num_envs, len(actors) * self.actor_threads, len(learners))
+        threads = distributed.num_processes() * len(actors) * self.actor_threads
+        per_thread = self._envs_per_thread(num_envs, threads, len(learners))
         groups = min(self.groups, per_thread)
         if per_thread % groups:
             raise ValueError(f"groups={groups} does not divide the {per_thread} environments of a thread; use 1.")
@@ -90,15 +92,17 @@ class Sebulba:
         return SebulbaProgram(self, agent, envs, sizes, actors, learners, per_thread // groups, groups)
 
     def devices(self) -> tuple[list[jax.Device], list[jax.Device]]:
-        """Return the devices that act and those that learn."""
+        """Return the devices that act, of this process, and those that learn, of all processes."""
         acting, learning = (1 if given is None else given for given in (self.actor_devices, self.learner_devices))
         if not isinstance(acting, int) or not isinstance(learning, int):
             return resolve_devices(acting), resolve_devices(learning)
-        both = acting + learning
-        available = resolve_devices(None if both <= len(jax.devices()) else max(acting, learning))
-        if both <= len(available):
-            return available[:acting], available[acting:both]
-        return available[:acting], available[:learning]
+        apart = acting + learning <= len(jax.local_devices())
+        number = acting + learning if apart else max(acting, learning)
+        available = resolve_devices(number)
+        own = [available[i : i + number] for i in range(0, len(available), number)]
+        first = acting if apart else 0
+        learners = [device for devices in own for device in devices[first : first + learning]]
+        return own[distributed.process_id()][:acting], learners
 
     def explain(self) -> str:
         """Say in a small table who runs where and what moves; `SebulbaProgram.explain` knows the numbers."""
@@ -138,7 +142,10 @@ class Sebulba:
             pace = f"goes on meanwhile: a rollout is up to {self.queue_depth + 1} updates old when it is learnt from"
             pace += "" if self.max_lag is None else f", and dropped if more than {self.max_lag}"
         title = "Sebulba: threads step environments and act; one program learns from all rollouts as one batch."
-        return table(title, roles, [Move(name, way, amounts[name]) for name, way in ways.items()], f"Acting {pace}.")
+        processes = distributed.num_processes()
+        hosts = f" Threads and inference are those of each of {processes} processes." if processes > 1 else ""
+        moves = [Move(name, way, amounts[name]) for name, way in ways.items()]
+        return table(title, roles, moves, f"Acting {pace}.{hosts}")
 
     def _check(self) -> None:
         for name in ("actor_threads", "groups", "queue_depth"):
@@ -185,6 +192,8 @@ class SebulbaProgram:
         self._placement, self._actor_devices = placement, actor_devices
         self._acting = Acting(agent, envs.spec, group_size, sizes.rollout_length, envs.resets_in_next_step)
         self._groups = groups
+        self._own_envs = sizes.num_envs // distributed.num_processes()
+        self._own_devices = [device for device in learner_devices if device.process_index == jax.process_index()]
         self._mesh = Mesh(np.array(learner_devices), ("env",), axis_types=(AxisType.Auto,))
         self._shardings = jax.tree.map(
             lambda spec: NamedSharding(self._mesh, spec), self._partition(), is_leaf=lambda x: isinstance(x, P)
@@ -295,13 +304,16 @@ class SebulbaProgram:
                 dropped += 1
                 piece = actor.take(self._placement.actor_timeout)
             pieces.append(piece)
+        # Device programs of several processes wait for each other without end; here a dead one is noticed.
+        pieces_of_all, dropped = _tell(pieces, dropped)
         waited = time.perf_counter() - began
-        state, metrics = self._update_once(state, pieces, number)
+        oldest = min(piece.version for piece in pieces_of_all)
+        state, metrics = self._update_once(state, self._assemble(pieces, oldest), number)
         wall = time.perf_counter() - began
-        return state, {**metrics, **_account(pieces, number, wall, waited, dropped)}
+        return state, {**metrics, **_account(pieces_of_all, number, wall, waited, dropped)}
 
-    def _update_once(self, state: RunState, pieces: list[Piece], number: int) -> tuple[RunState, Metrics]:
-        state, metrics, params = self._compiled(state, self._assemble(pieces))
+    def _update_once(self, state: RunState, batch: Trajectory, number: int) -> tuple[RunState, Metrics]:
+        state, metrics, params = self._compiled(state, batch)
         self._publish(params, number + 1)
         # Waiting here bounds the work in flight and makes the clock honest.
         return state, jax.device_get(jax.block_until_ready(metrics))
@@ -311,36 +323,38 @@ class SebulbaProgram:
         placement = self._placement
         seed = self._seed
         if seed is None:  # A run that goes on: its episodes begin anew, and not with those it began with.
-            seed = int(jax.random.randint(jax.random.fold_in(state.key, start), (), 0, 2**31 - 1))
+            seed = int(jax.random.randint(jax.random.fold_in(distributed.local(state.key), start), (), 0, 2**31 - 1))
         self._actors = make_actors(
             self.env,
             self._acting_on,
             placement.actor_threads,
             self._groups,
-            jax.device_get(state.key),
+            jax.device_get(distributed.local(state.key)),
             seed,
             start,
             self._slots,
             placement.lockstep,
             placement.queue_depth,
             self._stop,
+            distributed.process_id() * self._own_envs,
         )
         self._publish(self._publish_first(state.agent), start)
         for actor in self._actors:
             actor.start()
 
     def _publish(self, params: PyTree, version: int) -> None:
+        params = distributed.local(params)
         for slot, device in zip(self._slots, self._actor_devices, strict=True):
             # A copy of its own: what the learner donates must not be what an actor reads.
             slot.put(jax.block_until_ready(jax.device_put(params, device, may_alias=False)), version)
 
-    def _assemble(self, pieces: list[Piece]) -> Trajectory:
+    def _assemble(self, pieces: list[Piece], oldest: int) -> Trajectory:
         """Join the trajectories, in the order of their environments, into one batch on the learners' mesh."""
         parts = [trajectory for piece in pieces for trajectory in piece.trajectories]
         share = self.sizes.num_envs // len(self.devices)
         size = self._acting.num_envs
         local = []
-        for number, device in enumerate(self.devices):
+        for number, device in enumerate(self._own_devices):
             low, high = number * share, (number + 1) * share
             mine = []
             for i, part in enumerate(parts):
@@ -348,7 +362,7 @@ class SebulbaProgram:
                 if a < b:
                     mine.append(jax.device_put(part if b - a == size else _cut(part, a, b), device))
             local.append(_join(mine) if len(mine) > 1 else mine[0])
-        if len(local) == 1:
+        if len(self.devices) == 1:
             return jax.device_put(local[0], self._spread_shardings)
 
         def whole(sharding: NamedSharding, *shards: jax.Array) -> jax.Array:
@@ -358,28 +372,23 @@ class SebulbaProgram:
             return jax.make_array_from_single_device_arrays(tuple(shape), sharding, list(shards))
 
         # The version is the same everywhere, though some device may hold no rollout of the oldest.
-        oldest = np.int32(min(piece.version for piece in pieces))
         alike = [
-            part._replace(policy_version=jax.device_put(oldest, device))
-            for part, device in zip(local, self.devices, strict=True)
+            part._replace(policy_version=jax.device_put(np.int32(oldest), device))
+            for part, device in zip(local, self._own_devices, strict=True)
         ]
         return jax.tree.map(whole, self._spread_shardings, *alike)
 
     def explain(self) -> str:
         """Say in a small table who runs where, and how many bytes move in an update."""
         actors, learners, total = self._actor_devices, self.devices, self.sizes.num_envs
-        acted_for, learnt_from = total // len(actors), total // len(learners)
-        shares = lambda number, size: [numbers(i * size, size) for i in range(number)]  # noqa: E731
-        return self._placement._explain(
-            actors,
-            shares(len(actors), acted_for),
-            learners,
-            shares(len(learners), learnt_from),
-            self.bytes_per_update(),
-        )
+        here = total // distributed.num_processes()
+        shares = lambda number, first, size: [numbers(first + i * size, size) for i in range(number)]  # noqa: E731
+        acted_for = shares(len(actors), distributed.process_id() * here, here // len(actors))
+        learnt_from = shares(len(learners), 0, total // len(learners))
+        return self._placement._explain(actors, acted_for, learners, learnt_from, self.bytes_per_update())
 
     def bytes_per_update(self) -> dict[str, int]:
-        """Return what moves in an update, from the shapes that are compiled for; single numbers are left out."""
+        """Return what moves in an update, in all processes, from the shapes compiled for; without single numbers."""
         acting, learners = self._acting, self.devices
         length, total = acting.length, self.sizes.num_envs
         state = self.abstract_state()
@@ -387,15 +396,17 @@ class SebulbaProgram:
         step = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), jax.eval_shape(acting.blank, params))
         batches = total // acting.num_envs
         trajectory = self._abstract_trajectory()
-        acted_for, learnt_from = total // len(self._actor_devices), total // len(learners)
-        moving = sum(self._actor_devices[i // acted_for] != learners[i // learnt_from] for i in range(total))
+        processes = distributed.num_processes()
+        here, first = total // processes, distributed.process_id() * (total // processes)
+        acted_for, learnt_from = here // len(self._actor_devices), total // len(learners)
+        moving = sum(self._actor_devices[i // acted_for] != learners[(first + i) // learnt_from] for i in range(here))
         learnt = self.agent, self.sizes, state.agent, state.replay, trajectory
         return {
             # What the last step returned goes up twice: into the rollout that ends, and into the one that begins.
             "observations": batches * ((length + 1) * nbytes((step.obs, step.result)) + length * nbytes(step.first)),
             "actions": batches * length * nbytes(step.action),
-            "trajectories": (nbytes(trajectory) - nbytes(trajectory.policy_version)) * moving // total,
-            "parameters": nbytes(params) * len(self._actor_devices),
+            "trajectories": (nbytes(trajectory) - nbytes(trajectory.policy_version)) * moving // here,
+            "parameters": nbytes(params) * len(self._actor_devices) * processes,
             "gradient sums": program.gradient_bytes(*learnt) if len(learners) > 1 else 0,
         }
 
@@ -409,11 +420,20 @@ class SebulbaProgram:
 
     def agent_state(self, state: RunState) -> PyTree:
         """Return the agent's State within `state`."""
-        return state.agent
+        return distributed.local(state.agent)
 
     def update_count(self, state: RunState) -> int:
         """Return the number of updates behind `state`."""
         return int(np.asarray(state.update))
+
+
+def _tell(pieces: list[Piece], dropped: int) -> tuple[list[Piece], int]:
+    """Return the pieces of all processes, without the trajectories of others, and how many rollouts all dropped."""
+    if distributed.num_processes() == 1:
+        return pieces, dropped
+    told = distributed.gather({"pieces": [(piece.version, piece.sums) for piece in pieces], "dropped": dropped})
+    everywhere = [Piece([], version, sums) for each in told for version, sums in each["pieces"]]
+    return everywhere, sum(each["dropped"] for each in told)
 
 
 def _account(pieces: list[Piece], number: int, wall: float, waited: float, dropped: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podium import distributed
 from podium.agent import Agent
 from podium.env import Env
 from podium.host import HostEnvs
@@ -41,6 +42,8 @@ class Single:
         program.check_sizes(num_envs, rollout_length, seeds, max_updates)
         if seeds != 1:
             raise ValueError(f"seeds={seeds}: Single runs one seed; use podium.Anakin for several in one program.")
+        if distributed.num_processes() > 1:
+            raise ValueError(f"{distributed.num_processes()} processes: Single runs in one; use podium.Anakin.")
         env = program.prepare(env)
         lanes = program.resolve_lanes(agent, env, num_envs, rollout_length, 1, num_lanes)
         return SingleProgram(agent, env, Sizes(num_envs, rollout_length, 1, lanes))

@@ -202,8 +202,8 @@ def test_an_actor_that_hangs_ends_the_run_and_says_where(monkeypatch: pytest.Mon
     monkeypatch.setattr("podium.placement.sebulba.STOP_SECONDS", 0.5)
     release = threading.Event()
     agent, length, _ = AGENTS["ppo"]
-    with pytest.raises(ActorError, match="(?s)not come a step further for 1 s.*release.wait"):
-        run(podium.Sebulba(actor_timeout=1.0), agent, length, 10, faulty(20, lambda: release.wait(60)))
+    with pytest.raises(ActorError, match="(?s)not come a step further for 6 s.*release.wait"):
+        run(podium.Sebulba(actor_timeout=6.0), agent, length, 10, faulty(20, lambda: release.wait(60)))
     release.set()
     deadline = time.monotonic() + 10
     while orphans() and time.monotonic() < deadline:
