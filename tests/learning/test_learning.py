@@ -44,13 +44,13 @@ def test_dqn_solves_cartpole_with_seven_seeds_of_eight() -> None:
 
 def test_impala_solves_cartpole_with_every_seed() -> None:
     agent = impala.make(impala.Config(learning_rate=2e-3, anneal_steps=500_000))
-    returns = eval_returns(agent, "CartPole-v1", 8, num_steps=500_000, num_envs=16, rollout_length=20)
+    returns = eval_returns(agent, "CartPole-v1", 8, num_steps=500_000, num_envs=8, rollout_length=20)
     assert sum(value >= 475 for value in returns) == 8, returns
 
 
 def test_a2c_solves_cartpole_with_every_seed() -> None:
     agent = a2c.make(a2c.Config(learning_rate=2e-3, anneal_steps=500_000))
-    returns = eval_returns(agent, "CartPole-v1", 8, num_steps=500_000, num_envs=16, rollout_length=16)
+    returns = eval_returns(agent, "CartPole-v1", 8, num_steps=500_000, num_envs=8, rollout_length=16)
     assert sum(value >= 475 for value in returns) == 8, returns
 
 
