@@ -169,22 +169,22 @@ from podium.agents import impala
 from podium.host import on_host
 
 podium.distributed.initialize()
-envs = on_host(podium.envs.make("podium/Catch"))
+catch = on_host(podium.envs.make("podium/Catch"))
 
 def make(num_envs, seed, first_index):
-    env, calls = envs.make(num_envs, seed, first_index), []
+    env, calls = catch.make(num_envs, seed, first_index), []
     send = env.send
-    def broken(action):
+    def send_or_break(action):
         calls.append(1)
         if len(calls) > 100 and podium.distributed.process_id() == 1:
             raise ZeroDivisionError("the simulator broke")
         send(action)
-    env.send = broken
+    env.send = send_or_break
     return env
 
 agent = impala.make(impala.Config(hidden_sizes=(16,)))
-envs = dataclasses.replace(envs, make=make)
-podium.train(agent, envs, num_steps=10**7, num_envs=8, rollout_length=8, placement=podium.Sebulba(), progress=False)
+broken = dataclasses.replace(catch, make=make)
+podium.train(agent, broken, num_steps=10**7, num_envs=8, rollout_length=8, placement=podium.Sebulba(), progress=False)
 """
 
 
