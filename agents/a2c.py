@@ -19,14 +19,14 @@ import optax
 
 from podium import networks
 from podium.agent import ActOutput, Agent, Aux, Plan, check_fields
-from podium.networks import ActorCritic, Network, actor_critic
+from podium.networks import ActorCritic, ActorCriticConfig, Network
 from podium.ops import losses, optimizers, returns
 from podium.ops.statistics import count_valid
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(ActorCriticConfig):
     """Hyperparameters of A2C."""
 
     learning_rate: float = 7e-4
@@ -49,18 +49,6 @@ class Config:
     """Added in the optimiser's denominator. For RMSProp the paper has 0.1, with gradients that are sums over steps."""
     max_grad_norm: float = 0.5
     """Bound on the global norm of the gradient; 0 leaves it unbounded, as the paper does."""
-    torso: str = "mlp"
-    """What sees observations: mlp, or for frames nature_cnn (Mnih et al. 2015) or impala_resnet (Espeholt 2018)."""
-    dtype: str = "float32"
-    """What torsos compute in: float32 or bfloat16; parameters stay float32."""
-    hidden_sizes: tuple[int, ...] = (64, 64)
-    """Units of each hidden layer; of convolutional torsos, those behind the convolutions."""
-    activation: str = "tanh"
-    """Nonlinearity of hidden layers: tanh, relu, silu, gelu or elu."""
-    memory: str = "none"
-    """Recurrent memory: none, gru or lstm."""
-    memory_size: int = 64
-    """Units of the memory, where there is one."""
 
 
 class State(NamedTuple):
@@ -110,8 +98,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     """
     _check(config)
     if network is None:
-        memory = config.memory, config.memory_size
-        network = actor_critic(config.hidden_sizes, config.activation, *memory, config.torso, config.dtype)
+        network = config.network()
     optimizer = optimizers.make(config.optimizer, config.optimizer_eps, config.max_grad_norm, config.rmsprop_decay)
 
     def init(key: Key, spec: EnvSpec) -> State:

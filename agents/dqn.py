@@ -64,7 +64,7 @@ class Config:
     adam_eps: float = 1e-5
     """Added to Adam's denominator, above 0."""
     torso: str = "mlp"
-    """What sees observations: mlp, or for frames nature_cnn (Mnih et al. 2015) or impala_resnet (Espeholt 2018)."""
+    """What sees observations: mlp; or frames: small_cnn (Mnih 2013), nature_cnn (2015) or impala_resnet (2018)."""
     dtype: str = "float32"
     """What torsos compute in: float32 or bfloat16; parameters stay float32."""
     hidden_sizes: tuple[int, ...] = (64, 64)

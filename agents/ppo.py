@@ -18,14 +18,14 @@ import optax
 
 from podium import networks
 from podium.agent import ActOutput, Agent, Aux, Plan, check_fields
-from podium.networks import ActorCritic, Network, actor_critic
+from podium.networks import ActorCritic, ActorCriticConfig, Network
 from podium.ops import optimizers, returns, statistics
 from podium.ops.statistics import RunningStats, masked_mean
 from podium.types import Array, DiscreteSpec, EnvSpec, Key, Metrics, PyTree, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(ActorCriticConfig):
     """Hyperparameters of PPO."""
 
     learning_rate: float = 2.5e-4
@@ -60,18 +60,6 @@ class Config:
     """Whether to normalise observations by running statistics."""
     normalize_reward: bool = False
     """Whether to divide rewards by the running deviation of the discounted return."""
-    torso: str = "mlp"
-    """What sees observations: mlp, or for frames nature_cnn (Mnih et al. 2015) or impala_resnet (Espeholt 2018)."""
-    dtype: str = "float32"
-    """What torsos compute in: float32 or bfloat16; parameters stay float32."""
-    hidden_sizes: tuple[int, ...] = (64, 64)
-    """Units of each hidden layer; of convolutional torsos, those behind the convolutions."""
-    activation: str = "tanh"
-    """Nonlinearity of hidden layers: tanh, relu, silu, gelu or elu."""
-    memory: str = "none"
-    """Recurrent memory: none, gru or lstm."""
-    memory_size: int = 64
-    """Units of the memory, where there is one."""
 
 
 class Params(NamedTuple):
@@ -163,8 +151,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     """
     _check(config)
     if network is None:
-        memory = config.memory, config.memory_size
-        network = actor_critic(config.hidden_sizes, config.activation, *memory, config.torso, config.dtype)
+        network = config.network()
     optimizer = optimizers.make("adam", config.adam_eps, config.max_grad_norm)
 
     def init(key: Key, spec: EnvSpec) -> State:

@@ -49,6 +49,8 @@ def make(name: str, **options: Any) -> HostEnvs:
             num_threads=num_threads,
             frameskip=checked.frame_skip,
             stack_num=checked.stack,
+            img_height=checked.screen,
+            img_width=checked.screen,
             repeat_action_probability=checked.repeat_action_probability,
             noop_max=checked.noop_max,
             full_action_space=checked.full_action_space,

@@ -23,8 +23,6 @@ GAMES = (
 )
 """The 57 games that scores are reported for (Atari-57)."""
 
-SCREEN = 84
-
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -33,6 +31,7 @@ class Options:
     Args:
       frame_skip: frames an action is held for; the last two are merged by their maximum.
       stack: newest pictures in an observation.
+      screen: height and width of the pictures; scores are reported for 84.
       repeat_action_probability: of a frame keeping the action before ("sticky actions"; Machado et al. 2018 use 0.25).
       noop_max: an episode begins after 1 to so many frames of waiting, the last of them FIRE where the game has FIRE.
       full_action_space: all 18 actions, not just those that do something in this game.
@@ -47,6 +46,7 @@ class Options:
 
     frame_skip: int = 4
     stack: int = 4
+    screen: int = 84
     repeat_action_probability: float = 0.0
     noop_max: int = 30
     full_action_space: bool = False
@@ -56,8 +56,10 @@ class Options:
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("frame_skip", "stack", "noop_max", "max_episode_frames"):
+        for name in ("frame_skip", "stack", "screen", "noop_max", "max_episode_frames"):
             check_count(name, getattr(self, name))
+        if self.screen > 210:
+            raise ValueError(f"screen={self.screen} is more than the 210 lines of the console; use 84, or up to 210.")
         if self.num_threads is not None:
             check_count("num_threads", self.num_threads)
         for name in ("full_action_space", "life_loss", "reward_clip"):
@@ -66,6 +68,21 @@ class Options:
         probability = self.repeat_action_probability
         if isinstance(probability, bool) or not isinstance(probability, int | float) or not 0 <= probability <= 1:
             raise ValueError(f"repeat_action_probability={probability!r} must be a number from 0 to 1.")
+
+    @property
+    def protocol(self) -> str:
+        """Say how an episode is played: what one needs to know beside a score."""
+        sticky = self.repeat_action_probability
+        return ", ".join(
+            (
+                "an episode a life" if self.life_loss else "whole games, lost lives go on",
+                "signs of rewards" if self.reward_clip else "the game's own rewards",
+                f"at most {self.max_episode_frames:,} frames",
+                f"{self.frame_skip} frames a step",
+                f"1 to {self.noop_max} frames of waiting first",
+                f"sticky actions ({sticky:g})" if sticky else "no sticky actions",
+            )
+        )
 
     @property
     def max_episode_steps(self) -> int:
@@ -94,9 +111,9 @@ def game_name(rom: str) -> str:
 
 
 class Played(NamedTuple):
-    """What emulators return after a step, [B, ...]: pictures [B, stack, 84, 84], the game's reward, and how it stands.
+    """What emulators return after a step, [B, ...]: pictures, reward and how the games stand.
 
-    `over` is the game's own end, `cut` the frame limit.
+    Pictures are [B, stack, screen, screen]; `reward` is the game's own, `over` its own end, `cut` the frame limit.
     """
 
     pictures: np.ndarray
@@ -130,9 +147,9 @@ def host_envs(
 ) -> HostEnvs:
     """Return the game `name`; `make_emulators` takes one seed an emulator.
 
-    Observations are uint8 [84, 84, stack], newest picture last. Libraries put the stack first: what is returned is a
-    view with the axes moved, so that the one copy is that to the device. `jax.device_put` takes views as they are, in
-    less than half the time that `np.ascontiguousarray` needs.
+    Observations are uint8 [screen, screen, stack], newest picture last. Libraries put the stack first: what is returned
+    is a view with the axes moved, so that the one copy is that to the device. `jax.device_put` takes views as they are,
+    in less than half the time that `np.ascontiguousarray` needs.
 
     `info["raw_reward"]` is the game's own reward and `info["episode_end"]` its true end or cut, whatever `life_loss`
     and `reward_clip` make of `reward` and `terminated`. After a lost life the next row is a transition, and its `obs`
@@ -141,7 +158,7 @@ def host_envs(
     `evaluation` is the protocol that scores are quoted for: whole games, no life loss, unclipped rewards; frame limit,
     sticky actions and all else as they are here.
     """
-    obs = ArraySpec((SCREEN, SCREEN, options.stack), np.uint8, 0, 255)
+    obs = ArraySpec((options.screen, options.screen, options.stack), np.uint8, 0, 255)
     spec = EnvSpec(name, obs, DiscreteSpec(num_actions), options.max_episode_steps)
 
     def envs(options: Options, evaluation: HostEnvs | None) -> HostEnvs:
@@ -150,7 +167,14 @@ def host_envs(
             return _Games(spec, num_envs, emulators, options)
 
         record = {"name": name, "options": dataclasses.asdict(options)}
-        return HostEnvs(spec, make, frames_per_step=options.frame_skip, evaluation=evaluation, record=record)
+        return HostEnvs(
+            spec,
+            make,
+            frames_per_step=options.frame_skip,
+            evaluation=evaluation,
+            protocol=options.protocol,
+            record=record,
+        )
 
     return envs(options, envs(dataclasses.replace(options, life_loss=False, reward_clip=False), None))
 

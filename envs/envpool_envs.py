@@ -110,6 +110,8 @@ def _make_game(name: str, options: atari.Options) -> HostEnvs:
     config = {
         "frame_skip": options.frame_skip,
         "stack_num": options.stack,
+        "img_height": options.screen,
+        "img_width": options.screen,
         "repeat_action_probability": options.repeat_action_probability,
         "noop_max": options.noop_max,
         "full_action_space": options.full_action_space,

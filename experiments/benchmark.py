@@ -10,6 +10,7 @@ python experiments/benchmark.py matmul
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import json
@@ -283,10 +284,13 @@ def solve(flags: SolveFlags) -> dict[str, Any]:
         agent, env, num_envs=flags.num_envs, rollout_length=flags.rollout_length, max_updates=updates
     )
     began = time.perf_counter()
-    program.compile()
-    state = program.init(0)
-    evaluate = jax.jit(lambda key, state: make_evaluator(agent, env, 128)(key, agent.actor(state))["eval_return"])
-    jax.block_until_ready(evaluate(jax.random.key(0), state.agent))
+    program.lower()
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:  # As podium.train does.
+        compiled = thread.submit(program.compile)
+        state = program.init(0)
+        evaluate = jax.jit(lambda key, state: make_evaluator(agent, env, 128)(key, agent.actor(state))["eval_return"])
+        jax.block_until_ready(evaluate(jax.random.key(0), state.agent))
+        compiled.result()
     compile_seconds = time.perf_counter() - began
     seconds, steps = [], []
     for seed in range(flags.runs):

@@ -28,6 +28,7 @@ import podium
 from podium import distributed
 from podium.checkpoint import CheckpointError
 from podium.env import Env
+from podium.host import HostEnvs, frames_per_step
 from podium.placement.devices import request_cpu_threads
 from podium.placement.program import Placement, Program, Sizes
 from podium.runs import default_run_dir
@@ -134,6 +135,10 @@ class AnakinFlags(RunFlags):
 class SebulbaFlags(RunFlags):
     """Flags of a run that acts and learns on devices and steps environments on the CPU."""
 
+    env: str = "Pong-v5"
+    """Environment, by a name of podium.envs.names()."""
+    num_envs: int = 8
+    """Environments side by side; the actor threads must divide it."""
     actor_devices: int = 1
     """Devices that act: the first there are."""
     learner_devices: int = 1
@@ -316,7 +321,7 @@ def _train(
     run_dir = flags.run_dir or Path(distributed.from_first(str(default_run_dir(f"{agent.name}-{flags.env}"))))
 
     def announce(program: Program, schedule: Schedule) -> None:
-        learning = sizes_in_words(config, program.sizes)
+        learning = {**_learning_in_words(config), **sizes_in_words(config, program.sizes)}
         print(plan(flags, program, schedule, run_dir, preset, learning), flush=True)
 
     result = podium.train(
@@ -354,7 +359,8 @@ def plan(
     """Return in lines what is about to happen; `learning` are rows about what an iteration learns from."""
     devices, sizes, per_update = program.devices, program.sizes, schedule.steps_per_update
     by_seed = sizes.seeds > 1 and sizes.seeds % len(devices) == 0
-    steps = schedule.total * per_update
+    steps, frames = schedule.total * per_update, frames_per_step(program.env)
+    counted = f" ({steps * frames:,} frames)" if frames > 1 else ""
     rounded = "" if steps == flags.num_steps else f", rounded down from {flags.num_steps:,} to whole rollouts"
     share = f"{sizes.seeds // len(devices)} whole runs" if by_seed else f"{sizes.num_envs // len(devices)} environments"
     processes = distributed.num_processes()
@@ -367,15 +373,17 @@ def plan(
         **({"processes": f"{processes}, {sizes.num_envs // processes} environments in each"} if processes > 1 else {}),
         "seeds": str(sizes.seeds) + (f" independent runs from seed {flags.seed}" if sizes.seeds > 1 else ""),
         "environments": f"{sizes.num_envs} x {sizes.rollout_length} steps a rollout, in {sizes.num_lanes} lanes",
-        "steps": f"{steps:,}{' a seed' if sizes.seeds > 1 else ''}{rounded}",
+        "steps": f"{steps:,}{counted}{' a seed' if sizes.seeds > 1 else ''}{rounded}",
         "updates": f"{schedule.total:,} rollouts of {per_update:,} steps",
         **learning,
-        "evaluations": f"{_times(schedule, schedule.evaluate)} of {flags.eval_episodes} episodes",
+        "evaluations": f"{_times(schedule, schedule.evaluate)} of {flags.eval_episodes} episodes"
+        + _protocol(program.env),
         "checkpoints": f"{_times(schedule, schedule.checkpoint)}, keeping {flags.keep_checkpoints} and the best",
         "run folder": f"{run_dir}{' (resumed)' if flags.resume else ''}",
     }
     width = max(map(len, rows))
-    return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows.items())
+    lines = [f"  {name:<{width}}  {text}" for name, text in rows.items()]
+    return "\n".join([*lines, "", *(f"  {line}" for line in program.explain().splitlines()), ""])
 
 
 def closing_words(result: Result) -> str:
@@ -484,6 +492,21 @@ def _is_ours(error: BaseException) -> bool:
 def _actions(env: Env) -> str:
     action = env.spec.action
     return f"{action.num_values} discrete" if isinstance(action, DiscreteSpec) else f"{action.shape} continuous"
+
+
+def _learning_in_words(config: Any) -> dict[str, str]:
+    """Return the rows of the plan that every agent has, or would not need: an optimiser, and perhaps a memory."""
+    optimizer, anneal = getattr(config, "optimizer", "adam"), getattr(config, "anneal_steps", 0)
+    falling = f", falling to 0 over {anneal:,} steps" if anneal else ""
+    rows = {"learning rate": f"{config.learning_rate:g} ({optimizer}){falling}"}
+    memory = getattr(config, "memory", "none")
+    return rows | ({"memory": f"{memory}, {config.memory_size} units"} if memory != "none" else {})
+
+
+def _protocol(env: Env | HostEnvs) -> str:
+    """Say how episodes of an evaluation are played, where that needs saying."""
+    task = (env.evaluation or env) if isinstance(env, HostEnvs) else None
+    return f": {task.protocol}" if task and task.protocol else ""
 
 
 def _times(schedule: Schedule, every: int) -> int:

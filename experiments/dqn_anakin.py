@@ -32,7 +32,6 @@ def sizes_in_words(config: dqn.Config, sizes: Sizes) -> Mapping[str, str]:
     learnt = config.num_updates * config.batch_size
     rows = config.buffer_capacity // sizes.steps_per_update * sizes.steps_per_update
     return {
-        "learning rate": f"{config.learning_rate:g}",
         "learning": f"{config.num_updates} gradient steps a rollout, {config.batch_size} transitions each "
         f"({learnt / sizes.steps_per_update:.3g} samples per insert), from {config.min_replay_size:,} steps on",
         "replay": f"{rows:,} steps",

@@ -40,14 +40,9 @@ def sizes_in_words(config: ppo.Config, sizes: Sizes) -> Mapping[str, str]:
         minibatch = f"{sizes.steps_per_update // config.num_minibatches:,} steps"
     else:
         minibatch = f"{sizes.num_envs // config.num_minibatches} sequences of {sizes.rollout_length} steps"
-    rate = f"{config.learning_rate:g}"
-    if config.anneal_steps:
-        rate += f", falling to 0 over {config.anneal_steps:,} steps"
     return {
-        "learning rate": rate,
         "batch": f"{sizes.steps_per_update:,} steps",
         "minibatch": f"{minibatch}, {config.num_minibatches} a pass, {config.num_epochs} passes",
-        "memory": config.memory if config.memory == "none" else f"{config.memory}, {config.memory_size} units",
     }
 
 

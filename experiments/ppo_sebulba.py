@@ -21,11 +21,6 @@ from podium.agents import ppo
 class Flags(ppo_anakin.PPOFlags, cli.SebulbaFlags):
     """Flags of a PPO run on host environments."""
 
-    env: str = "Pong-v5"
-    """Environment, by a name of podium.envs.names()."""
-    num_envs: int = 8
-    """Environments side by side; the actor threads must divide it."""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, and return the exit code."""

@@ -120,11 +120,12 @@ def make_evaluator(
 
 def make_host_evaluator(
     agent: Agent, envs: HostEnvs, num_episodes: int, max_steps: int | None = None, greedy: bool = True
-) -> Callable[[Key, PyTree], dict[str, Array]]:
+) -> Callable[..., dict[str, Array] | None]:
     """Return what `make_evaluator` returns, for environments on the CPU: a function that is not to be compiled.
 
     It plays in environments of its own, by the protocol of `envs.evaluation` where there is one. They are made at every
-    call, so that equal keys give equal episodes.
+    call, so that equal keys give equal episodes. Games last: it takes a third argument, `() -> bool`, and returns None
+    once that says to leave off.
 
     Raises:
       ValueError: for numbers that are not positive.
@@ -134,7 +135,7 @@ def make_host_evaluator(
     _check_positive(num_episodes=num_episodes, max_steps=max_steps)
     act = jax.jit(agent.act, static_argnums=5)
 
-    def evaluate(key: Key, params: PyTree) -> dict[str, Array]:
+    def evaluate(key: Key, params: PyTree, stop: Callable[[], bool] = lambda: False) -> dict[str, Array] | None:
         seed_key, play_key = jax.random.split(key)
         env = task.make(num_episodes, int(jax.random.randint(seed_key, (), 0, 2**31 - 1)), 0)
         try:
@@ -142,6 +143,8 @@ def make_host_evaluator(
             carry, first = agent.carry(task.spec, num_episodes), np.ones(num_episodes, bool)
             total, length, done = np.zeros(num_episodes), np.zeros(num_episodes), np.zeros(num_episodes, bool)
             for t in range(max_steps):
+                if stop():
+                    return None
                 keys = jax.random.split(jax.random.fold_in(play_key, t), num_episodes)
                 output = act(keys, params, carry, timestep.obs, first, greedy)
                 carry, first = output.carry, np.zeros(num_episodes, bool)
@@ -190,12 +193,14 @@ def evaluate(
     Raises:
       ValueError: for numbers that are not positive.
     """
-    function: Callable[[Key, PyTree], dict[str, Array]]
+    function: Callable[..., dict[str, Array] | None]
     if isinstance(env, HostEnvs):
         function = make_host_evaluator(policy.agent, env, num_episodes, max_steps, greedy)
     else:
         function = jax.jit(make_evaluator(policy.agent, env, num_episodes, max_steps, greedy))
-    return {name: float(np.asarray(value)) for name, value in function(jax.random.key(seed), policy.params).items()}
+    metrics = function(jax.random.key(seed), policy.params)
+    assert metrics is not None
+    return {name: float(np.asarray(value)) for name, value in metrics.items()}
 
 
 def _check_positive(**values: int) -> None:

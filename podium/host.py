@@ -64,6 +64,7 @@ class HostEnvs:
       frames_per_step: frames of the simulator in a step, for counting.
       evaluation: the same task by the protocol that scores are quoted for (whole episodes, unclipped rewards); None
         where it is the same.
+      protocol: how an episode is played, in words, where that needs saying beside a score.
       record: the arguments it was made from, for `config.json`.
     """
 
@@ -72,7 +73,13 @@ class HostEnvs:
     resets_in_next_step: bool = True
     frames_per_step: int = 1
     evaluation: HostEnvs | None = None
+    protocol: str = ""
     record: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def frames_per_step(env: Env | HostEnvs) -> int:
+    """Return the frames of the simulator in a step; a pure environment counts none apart from its steps."""
+    return env.frames_per_step if isinstance(env, HostEnvs) else 1
 
 
 def check_actions(spec: EnvSpec, num_envs: int, action: Any) -> np.ndarray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -144,6 +145,29 @@ def actor_critic(
         return _shared_actor_critic(encoder) if encoder.shared else _two_torso_actor_critic(encoder)
     check_sizes("memory_size", (memory_size,))
     return _shared_actor_critic(encoder, GRU(memory_size) if memory == "gru" else LSTM(memory_size))
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorCriticConfig:
+    """Which network an actor-critic has: fields that such an agent's `Config` begins with."""
+
+    torso: str = "mlp"
+    """What sees observations: mlp; or frames: small_cnn (Mnih 2013), nature_cnn (2015) or impala_resnet (2018)."""
+    dtype: str = "float32"
+    """What torsos compute in: float32 or bfloat16; parameters stay float32."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Units of each hidden layer; of convolutional torsos, those behind the convolutions."""
+    activation: str = "tanh"
+    """Nonlinearity of hidden layers: tanh, relu, silu, gelu or elu."""
+    memory: str = "none"
+    """Recurrent memory: none, gru or lstm."""
+    memory_size: int = 64
+    """Units of the memory, where there is one."""
+
+    def network(self) -> Network:
+        """Build it; raises ValueError for an unknown name, or sizes that are not positive."""
+        sizes = self.hidden_sizes, self.activation, self.memory, self.memory_size
+        return actor_critic(*sizes, self.torso, self.dtype)
 
 
 def _two_torso_actor_critic(torso: Torso) -> Network:

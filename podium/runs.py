@@ -1,6 +1,7 @@
 """The folder of a run: what was run, how it went, and its checkpoints.
 
     runs/<name>/config.json     the configuration, with versions, git commit, placement and date
+    runs/<name>/explain.txt     who runs where, and what moves in an update
     runs/<name>/metrics.jsonl   one object a logged chunk
     runs/<name>/summary.json    how it ended
     runs/<name>/curve.png       returns against environment steps
@@ -25,7 +26,7 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from podium.files import to_jsonable, write_json
+from podium.files import to_jsonable, write_atomic, write_json
 
 SCHEMA = 1
 CONFIG = "config.json"
@@ -139,6 +140,10 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """The folder of the checkpoints."""
         return self.path / "checkpoints"
+
+    def write_explanation(self, text: str) -> None:
+        """Write `explain.txt` atomically."""
+        write_atomic(self.path / "explain.txt", f"{text}\n".encode())
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json` atomically."""

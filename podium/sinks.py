@@ -224,6 +224,7 @@ def progress_line(row: Row, total_env_steps: int) -> str:
         value = _mean(row.get(name))
         if value is not None:
             parts.append(f"{name} {value:.4g}")
+    parts += _of_actors(row)
     if speed:
         # Steps are those of one seed, speed is that of all.
         returns = row.get("episode_return")
@@ -231,6 +232,20 @@ def progress_line(row: Row, total_env_steps: int) -> str:
         seconds = int(max(total_env_steps - env_steps, 0) * seeds / speed)
         parts.append(f"ETA {seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}")
     return "  ".join(parts)
+
+
+def _of_actors(row: Row) -> list[str]:
+    """Say how stale the policies were, who waited, and where the time went, where threads act and a learner learns."""
+    if "policy_lag_max" not in row:
+        return []
+    seconds = [row[name] for name in ("env_seconds", "inference_seconds", "learn_seconds")]
+    env, inference, learn = (f"{100 * value / max(sum(seconds), 1e-9):.0f}" for value in seconds)
+    dropped = f"  {row['dropped_batches']:.0f} dropped" if row["dropped_batches"] else ""
+    return [
+        f"lag {row['policy_lag_mean']:.1f}, at most {row['policy_lag_max']:.0f}{dropped}",
+        f"idle: actors {100 * row['actor_idle']:.0f}% learner {100 * row['learner_idle']:.0f}%",
+        f"time: env {env}% inference {inference}% learning {learn}%",
+    ]
 
 
 class CurveSink:

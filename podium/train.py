@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import signal
@@ -21,7 +22,7 @@ from podium.agent import Agent
 from podium.checkpoint import Checkpoints, params_sha256
 from podium.env import Env
 from podium.evaluate import Policy, make_evaluator, make_host_evaluator
-from podium.host import HostEnvs
+from podium.host import HostEnvs, frames_per_step
 from podium.placement.anakin import Anakin
 from podium.placement.program import Placement, Program
 from podium.runs import RunFolder, check_new_folder, compare_config
@@ -233,9 +234,13 @@ def train(
         caught = stack.enter_context(_catch_signals())
         if run_dir is not None and folder is None and distributed.is_first():
             run.keep_in(RunFolder.create(run_dir, config, placement.explain()), keep_checkpoints)
-        state = program.init(seed) if state is None else state
+        if run.folder:
+            run.folder.write_explanation(program.explain())
+        state = run.make_ready(state, seed, caught)
         if folder:
-            run.rewind(state)
+            run.rewind(state, caught)
+            if run.saved and isinstance(program.env, HostEnvs) and distributed.is_first():
+                run.say_episodes_restart()
         if distributed.is_first():
             run.sinks.extend(_make_sinks(run.folder, schedule, run.rows, progress, wandb, config, sinks))
         return run.loop(state, caught)
@@ -310,7 +315,8 @@ class _Evaluator:
     def __init__(self, program: Program, env: Env | HostEnvs, num_episodes: int, seed: int):
         several = program.sizes.seeds > 1
         self._actor = jax.jit(jax.vmap(program.agent.actor) if several else program.agent.actor)
-        self._function: Callable[..., dict[str, Any]]
+        self._function: Any
+        self._on_host = isinstance(env, HostEnvs)
         if isinstance(env, HostEnvs):
             self._function = make_host_evaluator(program.agent, env, num_episodes)
         else:
@@ -320,10 +326,22 @@ class _Evaluator:
         self._key = jax.random.fold_in(jax.random.key(seed), 0x65766C)
         self._program = program
 
-    def __call__(self, state: PyTree, update: int) -> dict[str, Any]:
+    def compile(self, state: PyTree) -> None:
+        """Compile, so that the first call does not; what plays on the CPU compiles as it goes."""
+        if self._on_host:
+            return
+        here = jax.sharding.SingleDeviceSharding(self._program.devices[0])
+        shapes = jax.eval_shape(self._actor, self._program.agent_state(state))
+        params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
+        self._function = self._function.lower(self._key, params).compile()
+
+    def __call__(self, state: PyTree, update: int, stop: Callable[[], bool]) -> dict[str, Any]:
+        """Return the evaluation of `state`; nothing where `stop` says to leave off, which only the CPU hears."""
         params = self._actor(self._program.agent_state(state))
         params = jax.device_put(params, self._program.devices[0])
-        return _to_python(self._function(jax.random.fold_in(self._key, update), params))
+        key = jax.random.fold_in(self._key, update)
+        metrics = self._function(key, params, stop) if self._on_host else self._function(key, params)
+        return {} if metrics is None else _to_python(metrics)
 
 
 _SUMS = (
@@ -419,7 +437,11 @@ class _Run:
         self._train_seconds = 0.0
         self._train_steps = 0
         self._evaluation: dict[str, Any] = {}
-        self._saved = 0
+        self.saved = 0
+
+    def env_steps(self, update: int) -> int:
+        """Return the environment steps of `update` iterations, of one seed."""
+        return update * self.schedule.steps_per_update
 
     def keep_in(self, folder: RunFolder, keep: int) -> Checkpoints:
         """Keep the run in `folder` from here on."""
@@ -456,20 +478,32 @@ class _Run:
         self._earlier_seconds = float(meta.get("wall_seconds", 0.0))
         self._evaluation = dict(meta.get("evaluation", {}))
         self._tally = _Tally(meta.get("tally"))
-        self._saved = done
+        self.saved = done
         return state
 
-    def rewind(self, state: PyTree) -> None:
+    def make_ready(self, state: PyTree | None, seed: int, caught: list[str]) -> PyTree:
+        """Return `state`, or the first one; XLA compiles the program meanwhile, and then the evaluation."""
+        if caught or (state is not None and self.program.update_count(state) == self.schedule.total):
+            return self.program.init(seed) if state is None else state
+        self.program.lower()
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            compiled = thread.submit(self.program.compile)
+            state = self.program.init(seed) if state is None else state
+            if distributed.is_first():
+                self.evaluator.compile(state)
+            compiled.result()
+        return state
+
+    def rewind(self, state: PyTree, caught: list[str]) -> None:
         """Take the files back to `state`, and make up for an evaluation that a signal kept from happening there."""
         update = self.program.update_count(state)
         sink = JsonlSink(self.folder.metrics) if self.folder else None
         if sink:
-            sink.truncate_after(update * self.schedule.steps_per_update)
+            sink.truncate_after(self.env_steps(update))
         row = self.rows[-1] if self.rows else {}
         missing = row.get("updates") == update and "eval_return" not in row
         if missing and self.schedule.due(self.schedule.evaluate, update):
-            self._evaluation = self._evaluate(state, update)
-            row.update(self._evaluation)
+            row.update(self._evaluate(state, update, caught))
             if sink:
                 sink.truncate_after(row["env_steps"] - 1)
                 sink.write(row)
@@ -480,9 +514,6 @@ class _Run:
         program, schedule = self.program, self.schedule
         update = program.update_count(state)
         stopped = _agree(caught)
-        if update < schedule.total and not stopped:
-            program.compile()
-            stopped = _agree(caught)
         while update < schedule.total and not stopped:
             stop = schedule.next_stop(update)
             length = min(self._pace.length, stop - update)
@@ -495,22 +526,15 @@ class _Run:
             self._require_finite(finite, metrics, update)
             stopped = _agree(caught)
             if update == stop:
-                self._stop(state, update, stopped)
+                self._stop(state, update, stopped, caught)
             else:
                 self.sinks.show(self._row(update))
             if self.checkpoints:
                 self.checkpoints.check()
             stopped = stopped or _agree(caught)
-        if stopped and self._saved != update:
+        if stopped and self.saved != update:
             self._save(state, update)
-        return self._finish(state, update, stopped)
-
-    def _evaluate(self, state: PyTree, update: int) -> dict[str, Any]:
-        """Evaluate in process 0, for all."""
-        result: dict[str, Any] = distributed.from_first(
-            self.evaluator(state, update) if distributed.is_first() else None
-        )
-        return result
+        return self._finish(state, update, stopped, caught)
 
     def _count(self, metrics: dict[str, Any], num_updates: int, seconds: float) -> None:
         self._pace.measure(num_updates, seconds)
@@ -518,20 +542,31 @@ class _Run:
         self._train_seconds += seconds
         self._train_steps += num_updates * self.schedule.steps_per_update * self.program.sizes.seeds
 
-    def _stop(self, state: PyTree, update: int, stopped: str | None) -> None:
+    def _stop(self, state: PyTree, update: int, stopped: str | None, caught: list[str]) -> None:
         """Write a row, evaluate and save, as the schedule says; after a signal the resumed run evaluates."""
         row, self._tally = self._row(update), _Tally()
         if self.schedule.due(self.schedule.evaluate, update) and not stopped:
-            self._evaluation = self._evaluate(state, update)
-            row.update(self._evaluation)
+            row.update(self._evaluate(state, update, caught))
         self._record(row)
         if self.schedule.due(self.schedule.checkpoint, update):
             self._save(state, update)
 
+    def _evaluate(self, state: PyTree, update: int, caught: list[str]) -> dict[str, Any]:
+        """Return an evaluation by process 0, to stand in the summary too; nothing where a signal cut it short."""
+        own = self.evaluator(state, update, lambda: bool(caught)) if distributed.is_first() else None
+        evaluation: dict[str, Any] = distributed.from_first(own)
+        self._evaluation = evaluation or self._evaluation
+        return evaluation
+
+    def _steps(self, update: int) -> dict[str, int]:
+        """Return the environment steps so far, and beside them the simulator's frames where a step has several."""
+        steps, frames = self.env_steps(update), frames_per_step(self.program.env)
+        return {"env_steps": steps} | ({"frames": steps * frames} if frames > 1 else {})
+
     def _row(self, update: int) -> dict[str, Any]:
         steps = self._tally.updates * self.schedule.steps_per_update * self.program.sizes.seeds
         return {
-            "env_steps": update * self.schedule.steps_per_update,
+            **self._steps(update),
             "updates": update,
             "wall_seconds": self._wall_seconds(),
             "steps_per_second": steps / self._tally.seconds,
@@ -555,7 +590,7 @@ class _Run:
             who = f"{who} and the agent's parameters" if who else "The agent's parameters"
         remedy = "A smaller learning rate, bounded rewards or gradient clipping are the usual remedies."
         raise NonFiniteError(
-            f"{who} became NaN or infinite before env_steps={update * self.schedule.steps_per_update}"
+            f"{who} became NaN or infinite before env_steps={self.env_steps(update)}"
             f"{' (so did ' + ', '.join(bad) + ')' if bad else ''}; {kept}. "
             f"{'It is the environment that needs mending.' if agent else remedy}"
         )
@@ -567,7 +602,7 @@ class _Run:
     def _save(self, state: PyTree, update: int) -> None:
         if not self._keeps:
             return
-        self._saved = update
+        self.saved = update
         state = distributed.whole(state)
         if self.checkpoints is None:
             return
@@ -579,14 +614,14 @@ class _Run:
             "evaluation": self._evaluation,
             "tally": self._tally.record(),
         }
-        self.checkpoints.save(update * self.schedule.steps_per_update, state, meta)
+        self.checkpoints.save(self.env_steps(update), state, meta)
 
     def _wall_seconds(self) -> float:
         return self._earlier_seconds + time.perf_counter() - self._began
 
-    def _finish(self, state: PyTree, update: int, stopped: str | None) -> Result:
+    def _finish(self, state: PyTree, update: int, stopped: str | None, caught: list[str]) -> Result:
         if not stopped and not self._evaluation:
-            self._evaluation = self._evaluate(state, update)
+            self._evaluate(state, update, caught)
         if self.checkpoints:
             self.checkpoints.finish()
         agent_state = self.program.agent_state(state)
@@ -595,7 +630,7 @@ class _Run:
         summary = {
             **{k: v for k, v in last.items() if k not in self._evaluation},
             **self._evaluation,
-            "env_steps": update * self.schedule.steps_per_update,
+            **self._steps(update),
             "wall_seconds": self._wall_seconds(),
             "steps_per_second": self._train_steps / self._train_seconds if self._train_seconds else None,
             "compile_seconds": self.program.compile_seconds,
@@ -623,10 +658,18 @@ class _Run:
     def _spec(self) -> EnvSpec:
         return self.program.env.spec
 
+    def say_episodes_restart(self) -> None:
+        """Say what resuming is not exact in, where environments run on the CPU, outside the state."""
+        print(
+            f"Resumed at env_steps={self.env_steps(self.saved)}: the learner's state is exactly as saved, episodes "
+            "restart (environments on the CPU save no state).",
+            file=sys.stderr,
+        )
+
     def _say_how_to_go_on(self, name: str) -> None:
         if self.folder is None:
             how = "nothing was saved: give run_dir to keep checkpoints."
-        elif not self._saved:
+        elif not self.saved:
             how = f"nothing is trained yet; the same command with --resume (resume=True) begins {self.folder.path}."
         else:
             how = f"saved in {self.folder.path}; the same command with --resume (resume=True) goes on from there."

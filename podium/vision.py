@@ -8,6 +8,7 @@ compute in.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -131,6 +132,23 @@ class Conv(nn.Module):
         return convolve(x, kernel.astype(self.dtype), self.stride, self.padding) + bias.astype(self.dtype)
 
 
+class SmallCNN(nn.Module):
+    """The convolutions of Mnih et al. 2013 (arXiv 1312.5602, section 4.1); frames of at least 20 x 20.
+
+    16 of 8 x 8 with stride 4 and 32 of 4 x 4 with stride 2, a rectifier after each. Its dense layer of 256 units is
+    `hidden_sizes=(256,), activation="relu"` of the network. On 42 x 42 pixels it does 1/20 of the work of `NatureCNN`
+    on 84 x 84.
+    """
+
+    dtype: Any = jnp.float32
+    smallest = 20
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Return features [N, n] of frames [N, H, W, C]."""
+        return _rectified(x, ((16, 8, 4), (32, 4, 2)), self.dtype)
+
+
 class NatureCNN(nn.Module):
     """The convolutions of Mnih et al. 2015 (Nature 518, "Model architecture"); frames of at least 36 x 36.
 
@@ -144,10 +162,15 @@ class NatureCNN(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Return features [N, n] of frames [N, H, W, C]."""
-        x = unit_interval(x, self.dtype)
-        for outputs, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
-            x = jax.nn.relu(Conv(outputs, size, stride, dtype=self.dtype)(x))
-        return x.reshape(x.shape[0], -1)
+        return _rectified(x, ((32, 8, 4), (64, 4, 2), (64, 3, 1)), self.dtype)
+
+
+def _rectified(x: Array, layers: Sequence[tuple[int, int, int]], dtype: Any) -> Array:
+    """Put frames through convolutions of (outputs, size, stride), a rectifier after each; for a compact module."""
+    x = unit_interval(x, dtype)
+    for outputs, size, stride in layers:
+        x = jax.nn.relu(Conv(outputs, size, stride, dtype=dtype)(x))
+    return x.reshape(x.shape[0], -1)
 
 
 class ImpalaResNet(nn.Module):
@@ -174,7 +197,7 @@ class ImpalaResNet(nn.Module):
         return jax.nn.relu(x).reshape(x.shape[0], -1)
 
 
-CONVOLUTIONS: dict[str, Any] = {"nature_cnn": NatureCNN, "impala_resnet": ImpalaResNet}
+CONVOLUTIONS: dict[str, Any] = {"small_cnn": SmallCNN, "nature_cnn": NatureCNN, "impala_resnet": ImpalaResNet}
 
 
 def unit_interval(x: Array, dtype: Any = jnp.float32) -> Array:

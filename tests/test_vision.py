@@ -90,7 +90,9 @@ def test_max_pool_is_the_windowed_maximum(size: int) -> None:
         np.testing.assert_allclose(gradient.sum(), expected.size)
 
 
-@pytest.mark.parametrize(("name", "size", "features"), [("nature_cnn", 36, 64), ("impala_resnet", 9, 2 * 2 * 32)])
+@pytest.mark.parametrize(
+    ("name", "size", "features"), [("small_cnn", 20, 32), ("nature_cnn", 36, 64), ("impala_resnet", 9, 2 * 2 * 32)]
+)
 def test_torsos_are_the_same_however_they_are_lowered(name: str, size: int, features: int, monkeypatch: Any) -> None:
     module, x = vision.CONVOLUTIONS[name](), frames(2, size=size)
     params = jax.jit(module.init, compiler_options=QUICK)(jax.random.key(0), x[:1])
@@ -111,8 +113,10 @@ def test_torsos_are_the_same_however_they_are_lowered(name: str, size: int, feat
 
 
 def test_the_published_sizes() -> None:
-    # Mnih et al. 2015: 84 -> 20 -> 9 -> 7. Espeholt et al. 2018: 84 -> 42 -> 21 -> 11, and 15 convolutions.
+    # Mnih et al. 2013: 84 -> 20 -> 9; 2015: 84 -> 20 -> 9 -> 7.
+    # Espeholt et al. 2018: 84 -> 42 -> 21 -> 11, and 15 convolutions.
     for module, features, kernels in (
+        (vision.SmallCNN(), 9 * 9 * 32, 2),
         (vision.NatureCNN(), 7 * 7 * 64, 3),
         (vision.ImpalaResNet(width=2), 11 * 11 * 64, 15),
     ):

@@ -259,6 +259,7 @@ class Actor(threading.Thread):
         self.error: BaseException | None = None
         self.pieces: queue.Queue[Piece] = queue.Queue(depth)
         self.progress = time.monotonic()
+        self._idle_seconds = 0.0
         self._make_env, self._first_index, self._groups = make_env, first_index, groups
         self._compiled, self._run_key, self._start, self._slot = compiled, run_key, start, slot
         self._lockstep, self._stop_event = lockstep, stop
@@ -285,14 +286,11 @@ class Actor(threading.Thread):
                 group.env.close()
 
     def _play(self, groups: list[Group], iteration: int) -> Piece:
-        sums = dict.fromkeys(
-            ("episodes", "episode_return_sum", "episode_length_sum", "valid_steps", "env_seconds", "inference_seconds"),
-            0.0,
-        )
+        sums = dict.fromkeys(SUMS, 0.0)
         began = time.perf_counter()
         # The first rollout takes whatever there is; in lockstep every other one waits for the update before it.
         params, version = self._slot.get(iteration if self._lockstep else 0, self._stop_event)
-        sums["actor_idle_seconds"] = time.perf_counter() - began
+        sums["actor_idle_seconds"] = self._idle_seconds + time.perf_counter() - began
         compiled, run = self._compiled, []
         for group in groups:
             step_keys = compiled.step_keys(self._run_key, np.int32(iteration), np.int32(group.first_index))
@@ -325,17 +323,17 @@ class Actor(threading.Thread):
             raise Stopped
 
     def _hand_over(self, piece: Piece) -> None:
+        """Wait for a place in the queue. What it waited is counted with the next rollout: this one may be gone."""
         began = time.perf_counter()
         while True:
             if self._stop_event.is_set():
                 raise Stopped
-            piece.sums["actor_idle_seconds"] += time.perf_counter() - began
-            began = time.perf_counter()
             try:
                 self.pieces.put(piece, timeout=POLL_SECONDS)
             except queue.Full:
                 self.progress = time.monotonic()  # It waits for the learner, and is well.
             else:
+                self._idle_seconds = time.perf_counter() - began
                 return
 
     def take(self, timeout: float) -> Piece:

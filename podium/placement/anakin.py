@@ -25,6 +25,7 @@ from podium.networks import batch_groups
 from podium.placement import program
 from podium.placement.devices import Devices, resolve_devices
 from podium.placement.program import RunState, Sizes
+from podium.placement.table import Move, Role, device_name, numbers, table
 from podium.rollout import RolloutState, rollout
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
@@ -63,13 +64,17 @@ class Anakin:
         return AnakinProgram(agent, env, sizes, devices, by_seed, max_updates)
 
     def explain(self) -> str:
-        """Say in words who runs where and what moves."""
-        number = "every device" if self.devices is None else f"{len(resolve_devices(self.devices))} device(s)"
-        return (
-            f"Anakin on {number}: each steps its share of the environments, acts, and computes gradients of its share "
-            "of every minibatch, in one compiled program. Gradient sums cross devices, nothing else. The policy is "
-            "never stale. Independent seeds that the devices divide run whole on one device each, and nothing crosses."
-        )
+        """Say in a small table who runs where and what moves; `AnakinProgram.explain` knows the numbers."""
+        devices = resolve_devices(self.devices)
+        formula = "gradient steps * parameters; 0 where seeds run whole on a device each" if len(devices) > 1 else 0
+        return _explain(devices, ["its share of the environments"] * len(devices), formula)
+
+
+def _explain(devices: list[jax.Device], shares: list[str], gradients: int | str) -> str:
+    roles = [Role("everything", device_name(device), share) for device, share in zip(devices, shares, strict=True)]
+    moves = [Move("gradient sums", "among the devices", gradients)] if gradients else []
+    title = "Anakin: one compiled program; each device steps environments, acts and learns."
+    return table(title, roles, moves, "The policy is never stale.")
 
 
 class AnakinProgram:
@@ -88,11 +93,12 @@ class AnakinProgram:
             lambda spec: NamedSharding(self._mesh, spec), self._partition(), is_leaf=lambda x: isinstance(x, P)
         )
         self._everywhere = NamedSharding(self._mesh, P())
+        self._lowered: Any = None
         self._compiled: Any = None
 
     def init(self, seed: int) -> RunState:
         """Return the first state; seed s of several starts from `fold_in(key(seed), s)`."""
-        return jax.jit(self._start, out_shardings=self._shardings)(jax.random.key(seed))
+        return program.run_once(self._start, self._shardings)(jax.random.key(seed))
 
     def _start(self, key: Key) -> RunState:
         start = lambda key: program.start(key, self.agent, self.env, self.sizes)  # noqa: E731
@@ -143,12 +149,14 @@ class AnakinProgram:
     def _chunk(self, state: RunState, num_updates: Array) -> tuple[RunState, Metrics]:
         """Iterate `num_updates` times; a count known only at run time, so that no length compiles anew."""
         with batch_groups(1 if self._by_seed else len(self.devices)):
-            shapes = jax.eval_shape(self._iterate, state)[1]
+            # Traced once, for the shapes of its metrics and for the loop.
+            iterate = jax.jit(self._iterate, inline=True)
+            shapes = jax.eval_shape(iterate, state)[1]
             metrics = jax.tree.map(lambda x: jnp.zeros((self.max_updates, *x.shape), x.dtype), shapes)
 
             def body(i: Array, carry: tuple[RunState, Metrics, Array]) -> tuple[RunState, Metrics, Array]:
                 state, metrics, finite = carry
-                state, new, new_finite = self._iterate(state)
+                state, new, new_finite = iterate(state)
                 return state, jax.tree.map(lambda rows, row: rows.at[i].set(row), metrics, new), finite & new_finite
 
             begin = state, metrics, jnp.ones(self.sizes.num_envs, bool)
@@ -167,7 +175,10 @@ class AnakinProgram:
         )
 
     def lower(self) -> Any:
-        """Trace the program, without compiling it."""
+        """Trace the program, once, without compiling it."""
+        if self._lowered is not None:
+            return self._lowered
+        began = time.perf_counter()
         chunk = jax.jit(
             self._all_seeds,
             donate_argnums=0,
@@ -175,15 +186,18 @@ class AnakinProgram:
             # Said only where it matters: metrics must lie whole in every process.
             out_shardings=(self._shardings, None if distributed.num_processes() == 1 else self._everywhere),
         )
-        return chunk.lower(self.abstract_state(), jax.ShapeDtypeStruct((), jnp.int32))
+        self._lowered = chunk.lower(self.abstract_state(), jax.ShapeDtypeStruct((), jnp.int32))
+        self.compile_seconds += time.perf_counter() - began
+        return self._lowered
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> None:
         """Trace and compile, once."""
         if self._compiled is not None:
             return
+        lowered = self.lower()
         began = time.perf_counter()
-        self._compiled = self.lower().compile(compiler_options)
-        self.compile_seconds = time.perf_counter() - began
+        self._compiled = lowered.compile(compiler_options)
+        self.compile_seconds += time.perf_counter() - began
 
     def chunk(self, state: RunState, num_updates: int) -> tuple[RunState, Metrics]:
         """Do `num_updates` (at most `max_updates`) iterations; consumes `state`.
@@ -219,6 +233,27 @@ class AnakinProgram:
     def update_count(self, state: RunState) -> int:
         """Return the number of iterations behind `state`."""
         return int(np.asarray(state.update).reshape(-1)[0])
+
+    def explain(self) -> str:
+        """Say in a small table who runs where, and how many bytes move in an update."""
+        number, sizes = len(self.devices), self.sizes
+        if self._by_seed:
+            share = sizes.seeds // number
+            return _explain(self.devices, [f"{share} whole run{'s' if share > 1 else ''}"] * number, 0)
+        share, of_seeds = sizes.num_envs // number, f", of each of {sizes.seeds} seeds" if sizes.seeds > 1 else ""
+        shares = [numbers(i * share, share) + of_seeds for i in range(number)]
+        return _explain(self.devices, shares, self._gradient_bytes() if number > 1 else 0)
+
+    def _gradient_bytes(self) -> int:
+        def start(key: Key) -> tuple[RunState, Trajectory]:
+            state = program.start(key, self.agent, self.env, self.sizes)
+            params, version = self.agent.actor(state.agent), state.update
+            length = self.sizes.rollout_length
+            return state, rollout(key, self.agent, self.env, params, state.rollout, length, version)[1]
+
+        state, trajectory = jax.eval_shape(start, jax.random.key(0))
+        of_seed = program.gradient_bytes(self.agent, self.sizes, state.agent, state.replay, trajectory)
+        return of_seed * self.sizes.seeds
 
     def close(self) -> None:
         """Do nothing: all of it ran in the caller's thread."""

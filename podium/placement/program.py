@@ -15,6 +15,7 @@ from podium.agent import Agent, Plan
 from podium.env import Env, auto_reset
 from podium.host import HostEnvs
 from podium.learn import Learned, choose_lanes, learn, plan_divides, why_not_divides
+from podium.placement.table import nbytes
 from podium.rollout import RolloutState, begin, rollout
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
@@ -77,8 +78,12 @@ class Program(Protocol):
         """Return the state's shapes, dtypes and shardings, to restore a checkpoint into."""
         ...
 
+    def lower(self) -> Any:
+        """Trace, so that `compile` need not, and may run in another thread."""
+        ...
+
     def compile(self) -> None:
-        """Trace and compile, so that the first chunk does not."""
+        """Compile, so that the first chunk does not."""
         ...
 
     def chunk(self, state: PyTree, num_updates: int) -> tuple[PyTree, Metrics]:
@@ -96,6 +101,10 @@ class Program(Protocol):
 
     def update_count(self, state: PyTree) -> int:
         """Return the number of iterations behind `state`."""
+        ...
+
+    def explain(self) -> str:
+        """Say in a small table who runs where, and how many bytes move in an update."""
         ...
 
     def close(self) -> None:
@@ -121,7 +130,7 @@ class Placement(Protocol):
         ...
 
     def explain(self) -> str:
-        """Say in words who runs where and what moves."""
+        """Say in a small table who runs where and what moves; `Program.explain` knows the numbers."""
         ...
 
 
@@ -175,6 +184,11 @@ def start(key: Key, agent: Agent, env: Env, sizes: Sizes) -> RunState:
     return RunState(roots.run, jnp.zeros((), jnp.int32), state, empty_replay(agent, sizes, plan_of_step), state_of_envs)
 
 
+def run_once(function: Callable[..., Any], out_shardings: Any) -> Any:
+    """Return `function` jitted for a single call: on CPU compiling takes half the time, and running a little more."""
+    return jax.jit(function, out_shardings=out_shardings, compiler_options={"xla_backend_optimization_level": 1})
+
+
 def empty_replay(agent: Agent, sizes: Sizes, plan_of_step: Callable[[Key], Plan]) -> PyTree:
     """Return the agent's replay with nothing in it, or `()`; `plan_of_step` is traced for the shapes of its items."""
     if agent.replay is None:
@@ -208,6 +222,25 @@ def iterate(state: RunState, agent: Agent, collect: Rollout, digest: Learn) -> t
 def make_learn(agent: Agent, sizes: Sizes, fold: Callable[..., Any] = jax.lax.scan) -> Learn:
     """Bind `podium.learn.learn` to an agent and its sizes."""
     return lambda key, state, replay, trajectory: learn(key, agent, state, replay, trajectory, sizes.num_lanes, fold)
+
+
+def gradient_bytes(agent: Agent, sizes: Sizes, state: PyTree, replay: PyTree, trajectory: Trajectory) -> int:
+    """Return the bytes of all gradients of an update, of one seed; shapes will do for `state` and what follows."""
+    size, steps = 0, 0
+
+    def grad(key: Key, state: PyTree, minibatch: PyTree) -> Any:
+        nonlocal size
+        gradient, aux = agent.grad(key, state, minibatch)
+        size = nbytes(gradient)
+        return gradient, aux
+
+    def fold(step: Callable[..., Any], carry: PyTree, numbers: Array) -> Any:
+        nonlocal steps
+        steps = numbers.size
+        return jax.lax.scan(step, carry, numbers)
+
+    jax.eval_shape(make_learn(agent._replace(grad=grad), sizes, fold), jax.random.key(0), state, replay, trajectory)
+    return size * steps
 
 
 def prepare(env: Env | HostEnvs) -> Env:

@@ -7,9 +7,10 @@ the mesh of learner devices learns from all of them as one global batch, and pub
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from podium.placement import program
 from podium.placement.actors import Acting, Actor, Compiled, Piece, Slot, make_actors
 from podium.placement.devices import Devices, resolve_devices
 from podium.placement.program import RunState, Sizes
+from podium.placement.table import Move, Role, device_name, nbytes, numbers, table
 from podium.types import EnvSpec, Key, Metrics, PyTree, Trajectory
 
 STOP_SECONDS = 10.0
@@ -80,7 +82,8 @@ class Sebulba:
         self._check()
         envs = env if isinstance(env, HostEnvs) else on_host(env)
         actors, learners = self.devices()
-        per_thread = self._envs_per_thread(num_envs, distributed.num_processes() * len(actors) * self.actor_threads)
+        threads = distributed.num_processes() * len(actors) * self.actor_threads
+        per_thread = self._envs_per_thread(num_envs, threads, len(learners))
         groups = min(self.groups, per_thread)
         if per_thread % groups:
             raise ValueError(f"groups={groups} does not divide the {per_thread} environments of a thread; use 1.")
@@ -102,23 +105,46 @@ class Sebulba:
         return own[distributed.process_id()][:acting], learners
 
     def explain(self) -> str:
-        """Say in words who runs where and what moves."""
+        """Say in a small table who runs where and what moves; `SebulbaProgram.explain` knows the numbers."""
         actors, learners = self.devices()
-        shared = set(actors) & set(learners)
-        where = "which learn too" if shared else "which do nothing else"
+        steps, share = "num_envs * rollout_length", "its share of the environments"
+        amounts: dict[str, int | str] = {
+            "observations": "num_envs * (rollout_length + 1) * what a step returns",
+            "actions": f"{steps} * an action",
+            "trajectories": f"{steps} * (obs, action, what came of it), where its devices differ",
+            "parameters": f"{len(actors)} * the parameters that act",
+            "gradient sums": "gradient steps * the parameters" if len(learners) > 1 else 0,
+        }
+        return self._explain(actors, [share] * len(actors), learners, [share] * len(learners), amounts)
+
+    def _explain(
+        self,
+        actors: list[jax.Device],
+        acted_for: list[str],
+        learners: list[jax.Device],
+        learnt_from: list[str],
+        amounts: Mapping[str, int | str],
+    ) -> str:
+        threads = f"{len(actors) * self.actor_threads} thread(s)"
+        roles = [Role("environments", "host CPU", f"{threads}, up to {self.groups} groups in each")]
+        roles += [Role("inference", device_name(x), share) for x, share in zip(actors, acted_for, strict=True)]
+        roles += [Role("learning", device_name(x), share) for x, share in zip(learners, learnt_from, strict=True)]
+        ways = {
+            "observations": "environments to inference",
+            "actions": "inference to environments",
+            "trajectories": "inference to learning",
+            "parameters": "learning to inference",
+            "gradient sums": "among learning devices",
+        }
         if self.lockstep:
             pace = "waits for every update before the next rollout, so the policy is never stale"
         else:
             pace = f"goes on meanwhile: a rollout is up to {self.queue_depth + 1} updates old when it is learnt from"
             pace += "" if self.max_lag is None else f", and dropped if more than {self.max_lag}"
-        processes = distributed.num_processes()
-        hosts = f" Threads and actor devices are those of each of {processes} processes." if processes > 1 else ""
-        return (
-            f"Sebulba: {len(actors) * self.actor_threads} thread(s) step environments on the CPU and act on "
-            f"{len(actors)} device(s), {where}; {len(learners)} device(s) learn from all rollouts as one batch. "
-            f"Observations go up once, rollouts go from actor to learner devices, parameters come back after every "
-            f"update; among learners gradient sums cross, nothing else. Acting {pace}.{hosts}"
-        )
+        if (processes := distributed.num_processes()) > 1:
+            pace += f". Threads and devices for inference are those of one of {processes} processes; all have as many"
+        title = "Sebulba: threads step environments and act; one program learns from all rollouts as one batch."
+        return table(title, roles, [Move(name, way, amounts[name]) for name, way in ways.items()], f"Acting {pace}.")
 
     def _check(self) -> None:
         for name in ("actor_threads", "groups", "queue_depth"):
@@ -130,16 +156,19 @@ class Sebulba:
         if not self.actor_timeout > 0:
             raise ValueError(f"actor_timeout={self.actor_timeout!r} must be greater than 0 seconds; 60 is usual.")
 
-    def _envs_per_thread(self, num_envs: int, threads: int) -> int:
+    def _envs_per_thread(self, num_envs: int, threads: int, learners: int) -> int:
         if self.envs_per_thread is not None and self.envs_per_thread * threads != num_envs:
             raise ValueError(
                 f"num_envs={num_envs} is not envs_per_thread={self.envs_per_thread} times {threads} threads; use "
                 f"num_envs={self.envs_per_thread * threads}, or leave envs_per_thread out."
             )
-        if num_envs % threads:
-            low, high = num_envs // threads * threads, -(-num_envs // threads) * threads
-            use = f"{low} or {high}" if low else str(high)
-            raise ValueError(f"num_envs={num_envs} is not divisible by the {threads} actor threads; use {use}.")
+        parts = {"actor threads": threads, "learner devices": learners}
+        for name, number in parts.items():
+            if num_envs % number:
+                step = math.lcm(threads, learners)
+                low, high = num_envs // step * step, -(-num_envs // step) * step
+                use = f"{low} or {high}" if low else str(high)
+                raise ValueError(f"num_envs={num_envs} is not divisible by the {number} {name}; use {use}.")
         return num_envs // threads
 
 
@@ -168,6 +197,7 @@ class SebulbaProgram:
         self._shardings = jax.tree.map(
             lambda spec: NamedSharding(self._mesh, spec), self._partition(), is_leaf=lambda x: isinstance(x, P)
         )
+        self._lowered: Any = None
         self._compiled: Any = None
         self._actors: list[Actor] = []
         self._slots = [Slot() for _ in actor_devices]
@@ -177,7 +207,7 @@ class SebulbaProgram:
     def init(self, seed: int) -> RunState:
         """Return the first state."""
         self._seed = seed
-        return jax.jit(self._start, out_shardings=self._shardings)(jax.random.key(seed))
+        return program.run_once(self._start, self._shardings)(jax.random.key(seed))
 
     def _start(self, key: Key) -> RunState:
         roots = keys.roots(key)
@@ -205,10 +235,10 @@ class SebulbaProgram:
         finite = program.chunk_finite(following, program.rollout_finite(self.agent, trajectory))
         return following, {**learned.metrics, "finite": finite}, self.agent.actor(learned.state)
 
-    def compile(self) -> None:
-        """Trace and compile acting and learning, once."""
-        if self._compiled is not None:
-            return
+    def lower(self) -> Any:
+        """Trace learning, once, without compiling it."""
+        if self._lowered is not None:
+            return self._lowered
         began = time.perf_counter()
         everywhere = NamedSharding(self._mesh, P())
         trajectory = self._abstract_trajectory()
@@ -219,12 +249,22 @@ class SebulbaProgram:
             in_shardings=(self._shardings, self._spread_shardings),
             out_shardings=(self._shardings, everywhere, everywhere),
         )
-        state = self.abstract_state()
-        self._compiled = update.lower(state, trajectory).compile()
-        params = jax.eval_shape(self.agent.actor, state.agent)
+        self._lowered = update.lower(self.abstract_state(), trajectory)
+        self.compile_seconds += time.perf_counter() - began
+        return self._lowered
+
+    def compile(self) -> None:
+        """Trace and compile acting and learning, once."""
+        if self._compiled is not None:
+            return
+        lowered = self.lower()
+        began = time.perf_counter()
+        self._compiled = lowered.compile()
+        everywhere = NamedSharding(self._mesh, P())
+        params = jax.eval_shape(self.agent.actor, self.abstract_state().agent)
         self._acting_on = [Compiled(self._acting, params, device) for device in self._actor_devices]
         self._publish_first = jax.jit(self.agent.actor, out_shardings=everywhere)
-        self.compile_seconds = time.perf_counter() - began
+        self.compile_seconds += time.perf_counter() - began
 
     def _abstract_trajectory(self) -> Trajectory:
         sizes = self.sizes
@@ -266,13 +306,16 @@ class SebulbaProgram:
         # Device programs of several processes wait for each other without end; here a dead one is noticed.
         pieces_of_all, dropped = _tell(pieces, dropped)
         waited = time.perf_counter() - began
-        batch = self._assemble(pieces, min(piece.version for piece in pieces_of_all))
-        state, metrics, params = self._compiled(state, batch)
-        self._publish(params, number + 1)
-        # Waiting here bounds the work in flight and makes the clock honest.
-        metrics = jax.device_get(jax.block_until_ready(metrics))
+        oldest = min(piece.version for piece in pieces_of_all)
+        state, metrics = self._update_once(state, pieces, oldest, number)
         wall = time.perf_counter() - began
         return state, {**metrics, **_account(pieces_of_all, number, wall, waited, dropped)}
+
+    def _update_once(self, state: RunState, pieces: list[Piece], oldest: int, number: int) -> tuple[RunState, Metrics]:
+        state, metrics, params = self._compiled(state, self._assemble(pieces, oldest))
+        self._publish(params, number + 1)
+        # Waiting here bounds the work in flight and makes the clock honest.
+        return state, jax.device_get(jax.block_until_ready(metrics))
 
     def _begin(self, state: RunState) -> None:
         start = self.update_count(state)
@@ -333,6 +376,42 @@ class SebulbaProgram:
             for part, device in zip(local, self._own_devices, strict=True)
         ]
         return jax.tree.map(whole, self._spread_shardings, *alike)
+
+    def explain(self) -> str:
+        """Say in a small table who runs where, and how many bytes move in an update."""
+        actors, learners = self._actor_devices, self.devices
+        acted_for, learnt_from = self._own_envs // len(actors), self.sizes.num_envs // len(learners)
+        shares = lambda number, size, first=0: [numbers(first + i * size, size) for i in range(number)]  # noqa: E731
+        return self._placement._explain(
+            actors,
+            shares(len(actors), acted_for, distributed.process_id() * self._own_envs),
+            learners,
+            shares(len(learners), learnt_from),
+            self.bytes_per_update(),
+        )
+
+    def bytes_per_update(self) -> dict[str, int]:
+        """Return what moves in an update, from the shapes that are compiled for; single numbers are left out."""
+        acting, learners = self._acting, self.devices
+        length, total = acting.length, self.sizes.num_envs
+        state = self.abstract_state()
+        params = jax.eval_shape(self.agent.actor, state.agent)
+        step = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), jax.eval_shape(acting.blank, params))
+        batches = total // acting.num_envs
+        trajectory = self._abstract_trajectory()
+        # What holds for one process holds for each.
+        acted_for, learnt_from = self._own_envs // len(self._actor_devices), total // len(learners)
+        pairs = [(i // acted_for, i // learnt_from) for i in range(self._own_envs)]
+        moving = sum(self._actor_devices[actor] != self._own_devices[learner] for actor, learner in pairs)
+        learnt = self.agent, self.sizes, state.agent, state.replay, trajectory
+        return {
+            # What the last step returned goes up twice: into the rollout that ends, and into the one that begins.
+            "observations": batches * ((length + 1) * nbytes((step.obs, step.result)) + length * nbytes(step.first)),
+            "actions": batches * length * nbytes(step.action),
+            "trajectories": (nbytes(trajectory) - nbytes(trajectory.policy_version)) * moving // self._own_envs,
+            "parameters": nbytes(params) * len(self._actor_devices) * distributed.num_processes(),
+            "gradient sums": program.gradient_bytes(*learnt) if len(learners) > 1 else 0,
+        }
 
     def close(self) -> None:
         """End the threads; one that hangs in native code is left behind as a daemon."""

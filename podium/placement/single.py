@@ -18,6 +18,7 @@ from podium.host import HostEnvs
 from podium.learn import python_scan
 from podium.placement import program
 from podium.placement.program import RunState, Sizes
+from podium.placement.table import Role, device_name, table
 from podium.rollout import rollout
 from podium.types import Metrics, PyTree
 
@@ -48,8 +49,9 @@ class Single:
         return SingleProgram(agent, env, Sizes(num_envs, rollout_length, 1, lanes))
 
     def explain(self) -> str:
-        """Say in words who runs where and what moves."""
-        return "Single: environments, inference and learning in turn on one device, in Python loops. Nothing moves."
+        """Say in a small table who runs where; nothing moves."""
+        role = Role("everything", device_name(jax.devices()[0]), "environments, inference and learning in turn")
+        return table("Single: Python loops, to be read and to be held against.", [role], [])
 
 
 class SingleProgram:
@@ -78,8 +80,11 @@ class SingleProgram:
         """Return the state's shapes and dtypes."""
         return jax.eval_shape(lambda: self.init(0))
 
+    def lower(self) -> None:
+        """Do nothing: the pieces are traced and compiled when first used."""
+
     def compile(self) -> None:
-        """Do nothing: the pieces compile when first used."""
+        """Do nothing, as `lower`."""
 
     def chunk(self, state: RunState, num_updates: int) -> tuple[RunState, Metrics]:
         """Do `num_updates` iterations."""
@@ -103,6 +108,10 @@ class SingleProgram:
     def update_count(self, state: RunState) -> int:
         """Return the number of iterations behind `state`."""
         return int(jnp.asarray(state.update))
+
+    def explain(self) -> str:
+        """Say in a small table who runs where; nothing moves."""
+        return Single().explain()
 
     def close(self) -> None:
         """Do nothing: all of it ran in the caller's thread."""

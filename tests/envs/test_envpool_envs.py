@@ -113,9 +113,9 @@ def test_evaluation_plays_whole_games_with_the_rest_as_trained():
 
 
 def test_frames_are_last_and_the_cap_cuts():
-    made = envs.make("Pong-v5", stack=2, max_episode_frames=10)
+    made = envs.make("Pong-v5", stack=2, screen=42, max_episode_frames=10)
     seen = play(made, np.zeros((5, 1), np.int32))
-    assert seen.obs.shape == (6, 1, 84, 84, 2) and made.spec.obs.shape == (84, 84, 2)
+    assert seen.obs.shape == (6, 1, 42, 42, 2) and made.spec.obs.shape == (42, 42, 2)
     assert np.flatnonzero(seen.truncated).tolist() == [3] and not seen.terminated.any()
     assert np.flatnonzero(seen.info["episode_end"]).tolist() == [3]
     np.testing.assert_array_equal(seen.obs[1:4, ..., 0], seen.obs[:3, ..., 1])
@@ -146,6 +146,8 @@ def test_bad_actions_are_refused_and_the_process_lives(action):
     [
         ("Pong-v5", {"frame_skip": 0}, "frame_skip=0 must be a positive integer"),
         ("Pong-v5", {"stack": 0}, "stack=0 must be"),
+        ("Pong-v5", {"screen": -84}, "screen=-84 must be"),
+        ("Pong-v5", {"screen": 10**6}, "screen=1000000 is more than the 210 lines"),
         ("Pong-v5", {"stack": 4.0}, "stack=4.0 must be"),
         ("Pong-v5", {"noop_max": 0}, "noop_max=0 must be"),
         ("Pong-v5", {"num_threads": -1}, "num_threads=-1 must be"),

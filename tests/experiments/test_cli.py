@@ -12,30 +12,43 @@ import subprocess
 import sys
 from pathlib import Path
 
+import a2c_anakin
+import a2c_sebulba
 import cli
 import dqn_anakin
+import impala_anakin
+import impala_sebulba
 import jax
 import ppo_anakin
+import ppo_sebulba
 import presets
 import pytest
 import replay
 
 import podium
-from podium.agents import dqn, ppo
+from podium.agents import a2c, dqn, impala, ppo
 from podium.checkpoint import CheckpointError
 from podium.placement.anakin import AnakinProgram
 from podium.runs import RunFolder
 
 SCRIPTS = {"ppo": (ppo_anakin, ppo, presets.PPO), "dqn": (dqn_anakin, dqn, presets.DQN)}
+OTHERS = {
+    "impala": (impala_anakin, impala, presets.IMPALA),
+    "a2c": (a2c_anakin, a2c, presets.A2C),
+    "ppo on the CPU": (ppo_sebulba, ppo, presets.PPO_SEBULBA),
+    "a2c on the CPU": (a2c_sebulba, a2c, presets.A2C_SEBULBA),
+    "impala on the CPU": (impala_sebulba, impala, presets.IMPALA_SEBULBA),
+}
+ALL = {**SCRIPTS, **OTHERS}
 TINY = ["--env", "podium/Catch", "--preset", "none", "--devices", "1", "--no-progress", "--no-compilation-cache"]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL)
 def test_help_explains_every_field(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    script, _, known = SCRIPTS[name]
+    script, _, known = ALL[name]
     with pytest.raises(SystemExit) as end:
         script.main(["--help"])
     assert end.value.code == 0
@@ -68,9 +81,9 @@ def test_the_names_other_tools_rely_on() -> None:
     assert (read.buffer_capacity, read.batch_size, read.learning_rate) == (64, 4, 0.1)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL)
 def test_every_preset_makes_an_agent_and_an_environment(name: str) -> None:
-    script, agents, known = SCRIPTS[name]
+    script, agents, known = ALL[name]
     for key, preset in known.items():
         flags, words = cli.parse(script.Flags, known, ["--preset", key])
         assert flags.env == preset.env in podium.envs.names()
@@ -222,7 +235,9 @@ def test_a_signal_during_compilation_ends_with_its_code(
     assert ppo_anakin.main([*command, "--hidden-sizes", "8"]) == 128 + signal.SIGTERM
     out, error = capsys.readouterr()
     assert "podium/Catch" in out and "the same command with --resume" in error
-    assert {path.name for path in Path("run").iterdir()} == {"config.json", "summary.json", "curve.png"}
+    assert {path.name for path in Path("run").iterdir()} == {
+        "config.json", "explain.txt", "summary.json", "curve.png",
+    }  # fmt: skip
 
 
 def test_replay_refuses_an_environment_that_only_its_maker_has(capsys: pytest.CaptureFixture[str]) -> None:

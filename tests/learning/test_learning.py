@@ -8,7 +8,7 @@ import pytest
 
 import podium
 from podium.agent import Agent
-from podium.agents import dqn, ppo
+from podium.agents import a2c, dqn, impala, ppo
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(1800)]
 
@@ -40,6 +40,18 @@ def test_dqn_solves_cartpole_with_seven_seeds_of_eight() -> None:
     agent = dqn.make(config)
     returns = eval_returns(agent, "CartPole-v1", 8, num_steps=500_000, num_envs=16, rollout_length=1)
     assert sum(value >= 475 for value in returns) >= 7, returns
+
+
+def test_impala_solves_cartpole_with_every_seed() -> None:
+    agent = impala.make(impala.Config(learning_rate=2e-3, anneal_steps=500_000))
+    returns = eval_returns(agent, "CartPole-v1", 8, num_steps=500_000, num_envs=16, rollout_length=20)
+    assert sum(value >= 475 for value in returns) == 8, returns
+
+
+def test_a2c_solves_cartpole_with_every_seed() -> None:
+    agent = a2c.make(a2c.Config(learning_rate=2e-3, anneal_steps=500_000))
+    returns = eval_returns(agent, "CartPole-v1", 8, num_steps=500_000, num_envs=16, rollout_length=16)
+    assert sum(value >= 475 for value in returns) == 8, returns
 
 
 def test_ppo_swings_the_pendulum_up() -> None:

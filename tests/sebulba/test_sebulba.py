@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+import re
 import threading
 import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import podium
-from podium.agent import Agent
+from podium.agent import ActOutput, Agent
 from podium.agents import a2c, dqn, impala, ppo
 from podium.host import HostEnv, HostEnvs, on_host
-from podium.placement.actors import ActorError
+from podium.placement.actors import ActorError, Compiled, Slot
 
 NUM_ENVS = 8
 
 AGENTS: dict[str, tuple[Agent, int, int]] = {
     "ppo": (ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2, learning_rate=1e-3)), 8, 3),
+    "ppo gru": (ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2, memory="gru", memory_size=16)), 8, 3),
     "a2c": (a2c.make(a2c.Config(hidden_sizes=(16,))), 8, 3),
     "impala": (impala.make(impala.Config(hidden_sizes=(16,))), 8, 3),
     "impala lstm": (impala.make(impala.Config(hidden_sizes=(16,), memory="lstm", memory_size=16)), 8, 3),
@@ -28,10 +32,12 @@ AGENTS: dict[str, tuple[Agent, int, int]] = {
 }
 
 
-def run(placement: Any, agent: Agent, length: int, updates: int, env: Any = None) -> tuple[Any, dict[str, Any]]:
+def run(
+    placement: Any, agent: Agent, length: int, updates: int, env: Any = None, num_envs: int = NUM_ENVS
+) -> tuple[Any, dict[str, Any]]:
     """Return the agent's state after `updates` updates, and the metrics."""
     env = podium.envs.make("podium/Catch") if env is None else env
-    program = placement.build(agent, env, num_envs=NUM_ENVS, rollout_length=length, max_updates=updates)
+    program = placement.build(agent, env, num_envs=num_envs, rollout_length=length, max_updates=updates)
     try:
         state, metrics = program.chunk(program.init(0), updates)
         return jax.device_get(program.agent_state(state)), metrics
@@ -39,7 +45,9 @@ def run(placement: Any, agent: Agent, length: int, updates: int, env: Any = None
         program.close()
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "ppo gru")) for name in AGENTS]
+)
 def test_in_lockstep_it_is_anakin(name: str) -> None:
     agent, length, updates = AGENTS[name]
     fused, fused_metrics = run(podium.Anakin(1), agent, length, updates)
@@ -58,6 +66,63 @@ def test_actor_and_learner_devices_apart_change_nothing() -> None:
     one, _ = run(podium.Sebulba(lockstep=True), agent, length, updates)
     several, _ = run(apart, agent, length, updates)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one, several)
+
+
+@pytest.mark.slow
+def test_numbers_of_devices_that_do_not_divide_each_other_change_nothing() -> None:
+    """Three devices act for 4 environments each, two learn from 6 each: one rollout is cut between them."""
+    agent, length, updates = AGENTS["impala"]
+    one, _ = run(podium.Sebulba(lockstep=True), agent, length, updates, num_envs=12)
+    several, _ = run(podium.Sebulba(3, 2, lockstep=True), agent, length, updates, num_envs=12)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one, several)
+
+
+def test_the_bytes_explained_are_those_that_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    up: dict[str, int] = {}
+    down: list[int] = []
+    published: list[int] = []
+    make = Compiled.__init__
+
+    def counting(self: Compiled, *arguments: Any) -> None:
+        make(self, *arguments)
+        step, finish = self.step, self.finish
+        on_host = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree) if isinstance(x, np.ndarray))  # noqa: E731
+
+        def counted_step(*arguments: Any) -> Any:
+            up["step"] = on_host(arguments)
+            output = step(*arguments)
+            down.append(output[2].nbytes)
+            return output
+
+        def counted_finish(*arguments: Any) -> Any:
+            up["finish"] = on_host(arguments)
+            return finish(*arguments)
+
+        self.step, self.finish = counted_step, counted_finish
+
+    monkeypatch.setattr(Compiled, "__init__", counting)
+    monkeypatch.setattr(Slot, "put", lambda self, params, version, put=Slot.put: (
+        published.append(sum(x.nbytes for x in jax.tree.leaves(params))), put(self, params, version)))  # fmt: skip
+    agent, length, devices = ppo.make(ppo.Config(hidden_sizes=(8,), num_minibatches=2, num_epochs=3)), 8, jax.devices()
+    placement = podium.Sebulba(devices[:2], [devices[0], devices[2]], lockstep=True)
+    program = placement.build(agent, podium.envs.make("podium/Catch"), num_envs=8, rollout_length=length)
+    try:
+        state, _ = program.chunk(program.init(0), 1)
+        params = sum(x.nbytes for x in jax.tree.leaves(state.agent.params))
+    finally:
+        program.close()
+    batches = 4  # Two actors, two groups each.
+    assert program.bytes_per_update() == {
+        "observations": batches * (length * up["step"] + up["finish"]),
+        "actions": batches * length * down[0],
+        # Half stay. A row: obs and next_obs (100 floats each), reward, 3 flags, action, log-probability, value.
+        "trajectories": 4 * length * (2 * 400 + 4 + 3 + 4 + 4 + 4),
+        "parameters": sum(published[:2]),
+        "gradient sums": 3 * 2 * (params + 4),  # With them goes the divergence that target_kl looks at.
+    }
+    text = program.explain()
+    for line in ("inference +cpu:1 +environments 4 to 7", "learning +cpu:2 +environments 4 to 7", "actions .* 256 B"):
+        assert re.search(line, text), text
 
 
 @dataclasses.dataclass
@@ -96,6 +161,40 @@ def test_an_actor_that_raises_ends_the_run_with_its_traceback() -> None:
     agent, length, _ = AGENTS["ppo"]
     with pytest.raises(ActorError, match="(?s)died of ZeroDivisionError.*the simulator broke.*in fail"):
         run(podium.Sebulba(actor_threads=2), agent, length, 10, faulty(20, fail))
+    assert not orphans()
+
+
+@pytest.mark.parametrize("chance", [pytest.param(seed, marks=[pytest.mark.slow] * (seed > 1)) for seed in range(8)])
+def test_an_actor_that_raises_at_any_time_ends_the_run(chance: int) -> None:
+    """One thread of two, in one of its groups, during the first rollout, in the midst of others, while others wait."""
+    generator = random.Random(chance)
+    first, at = generator.choice((0, 2, 4, 6)), generator.randint(1, 60)
+
+    def fail() -> None:
+        time.sleep(generator.random() / 10)
+        raise OSError("the simulator broke")
+
+    envs = on_host(podium.envs.make("podium/Catch"))
+
+    def make(num_envs: int, seed: int, index: int) -> HostEnv:
+        env = envs.make(num_envs, seed, index)
+        return Faulty(env, at, fail) if index == first else env
+
+    agent, length, _ = AGENTS["impala"]
+    with pytest.raises(ActorError, match=f"podium-actor-{first // 4} died of OSError"):
+        run(podium.Sebulba(actor_threads=2), agent, length, 12, dataclasses.replace(envs, make=make))
+    assert not orphans()
+
+
+def test_actions_that_the_environment_has_not_end_the_run_in_a_sentence() -> None:
+    agent, length, _ = AGENTS["impala"]
+
+    def act(*arguments: Any) -> ActOutput:
+        output = agent.act(*arguments)
+        return output._replace(action=jnp.full_like(output.action, 7))
+
+    with pytest.raises(ActorError, match="actions 7 to 7 were sent to podium/Catch; send 0 to 2"):
+        run(podium.Sebulba(), agent._replace(act=act), length, 3)
     assert not orphans()
 
 
@@ -141,6 +240,10 @@ def test_queues_never_grow_beyond_their_depth() -> None:
         ({"actor_threads": 0}, "actor_threads=0 must be a positive integer"),
         ({"queue_depth": 0}, "queue_depth=0"),
         ({"max_lag": -1}, "max_lag=-1"),
+        ({"actor_devices": 3}, "num_envs=8 is not divisible by the 3 actor threads; use 6 or 9"),
+        ({"learner_devices": 3}, "num_envs=8 is not divisible by the 3 learner devices; use 6 or 9"),
+        ({"actor_devices": 2, "learner_devices": 3}, "by the 3 learner devices; use 6 or 12"),
+        ({"actor_devices": 8, "learner_devices": 9}, "devices=9, but JAX has started with 8"),
         ({"actor_threads": 3}, "num_envs=8 is not divisible by the 3 actor threads; use 6 or 9"),
         ({"envs_per_thread": 3}, "use num_envs=3"),
         ({"groups": 3}, "groups=3 does not divide"),
