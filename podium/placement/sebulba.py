@@ -141,11 +141,10 @@ class Sebulba:
         else:
             pace = f"goes on meanwhile: a rollout is up to {self.queue_depth + 1} updates old when it is learnt from"
             pace += "" if self.max_lag is None else f", and dropped if more than {self.max_lag}"
+        if (processes := distributed.num_processes()) > 1:
+            pace += f". Threads and devices for inference are those of one of {processes} processes; all have as many"
         title = "Sebulba: threads step environments and act; one program learns from all rollouts as one batch."
-        processes = distributed.num_processes()
-        hosts = f" Threads and inference are those of each of {processes} processes." if processes > 1 else ""
-        moves = [Move(name, way, amounts[name]) for name, way in ways.items()]
-        return table(title, roles, moves, f"Acting {pace}.{hosts}")
+        return table(title, roles, [Move(name, way, amounts[name]) for name, way in ways.items()], f"Acting {pace}.")
 
     def _check(self) -> None:
         for name in ("actor_threads", "groups", "queue_depth"):
@@ -308,12 +307,12 @@ class SebulbaProgram:
         pieces_of_all, dropped = _tell(pieces, dropped)
         waited = time.perf_counter() - began
         oldest = min(piece.version for piece in pieces_of_all)
-        state, metrics = self._update_once(state, self._assemble(pieces, oldest), number)
+        state, metrics = self._update_once(state, pieces, oldest, number)
         wall = time.perf_counter() - began
         return state, {**metrics, **_account(pieces_of_all, number, wall, waited, dropped)}
 
-    def _update_once(self, state: RunState, batch: Trajectory, number: int) -> tuple[RunState, Metrics]:
-        state, metrics, params = self._compiled(state, batch)
+    def _update_once(self, state: RunState, pieces: list[Piece], oldest: int, number: int) -> tuple[RunState, Metrics]:
+        state, metrics, params = self._compiled(state, self._assemble(pieces, oldest))
         self._publish(params, number + 1)
         # Waiting here bounds the work in flight and makes the clock honest.
         return state, jax.device_get(jax.block_until_ready(metrics))
@@ -380,15 +379,19 @@ class SebulbaProgram:
 
     def explain(self) -> str:
         """Say in a small table who runs where, and how many bytes move in an update."""
-        actors, learners, total = self._actor_devices, self.devices, self.sizes.num_envs
-        here = total // distributed.num_processes()
-        shares = lambda number, first, size: [numbers(first + i * size, size) for i in range(number)]  # noqa: E731
-        acted_for = shares(len(actors), distributed.process_id() * here, here // len(actors))
-        learnt_from = shares(len(learners), 0, total // len(learners))
-        return self._placement._explain(actors, acted_for, learners, learnt_from, self.bytes_per_update())
+        actors, learners = self._actor_devices, self.devices
+        acted_for, learnt_from = self._own_envs // len(actors), self.sizes.num_envs // len(learners)
+        shares = lambda number, size, first=0: [numbers(first + i * size, size) for i in range(number)]  # noqa: E731
+        return self._placement._explain(
+            actors,
+            shares(len(actors), acted_for, distributed.process_id() * self._own_envs),
+            learners,
+            shares(len(learners), learnt_from),
+            self.bytes_per_update(),
+        )
 
     def bytes_per_update(self) -> dict[str, int]:
-        """Return what moves in an update, in all processes, from the shapes compiled for; without single numbers."""
+        """Return what moves in an update, from the shapes that are compiled for; single numbers are left out."""
         acting, learners = self._acting, self.devices
         length, total = acting.length, self.sizes.num_envs
         state = self.abstract_state()
@@ -396,17 +399,17 @@ class SebulbaProgram:
         step = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), jax.eval_shape(acting.blank, params))
         batches = total // acting.num_envs
         trajectory = self._abstract_trajectory()
-        processes = distributed.num_processes()
-        here, first = total // processes, distributed.process_id() * (total // processes)
-        acted_for, learnt_from = here // len(self._actor_devices), total // len(learners)
-        moving = sum(self._actor_devices[i // acted_for] != learners[(first + i) // learnt_from] for i in range(here))
+        # What holds for one process holds for each.
+        acted_for, learnt_from = self._own_envs // len(self._actor_devices), total // len(learners)
+        pairs = [(i // acted_for, i // learnt_from) for i in range(self._own_envs)]
+        moving = sum(self._actor_devices[actor] != self._own_devices[learner] for actor, learner in pairs)
         learnt = self.agent, self.sizes, state.agent, state.replay, trajectory
         return {
             # What the last step returned goes up twice: into the rollout that ends, and into the one that begins.
             "observations": batches * ((length + 1) * nbytes((step.obs, step.result)) + length * nbytes(step.first)),
             "actions": batches * length * nbytes(step.action),
-            "trajectories": (nbytes(trajectory) - nbytes(trajectory.policy_version)) * moving // here,
-            "parameters": nbytes(params) * len(self._actor_devices) * processes,
+            "trajectories": (nbytes(trajectory) - nbytes(trajectory.policy_version)) * moving // self._own_envs,
+            "parameters": nbytes(params) * len(self._actor_devices) * distributed.num_processes(),
             "gradient sums": program.gradient_bytes(*learnt) if len(learners) > 1 else 0,
         }
 

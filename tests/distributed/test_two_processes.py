@@ -135,14 +135,17 @@ def test_sigterm_to_one_stops_and_saves_all_and_both_go_on(who: int, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", [0, 1])
-def test_kill_of_one_ends_the_other_within_a_minute_and_both_go_on(who: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("who", "number"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)])
+def test_death_or_stillness_of_one_ends_the_other_within_a_minute(who: int, number: int, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     processes = start(*command(run_dir, 10_000_000))
     wait_for_checkpoint(run_dir, processes)
-    processes[who].kill()
-    ended = finish(processes, 60)  # Raises where the other goes on for longer.
-    code, _, err = ended[1 - who]
+    processes[who].send_signal(number)
+    try:
+        ((code, _, err),) = finish([processes[1 - who]], 60)  # Raises where the other goes on for longer.
+    finally:
+        processes[who].kill()
+        processes[who].communicate()
     assert code not in (0, None)
     # Ours, where the loss showed in a collective; JAX's, where its watch was the first to see it.
     assert "Another process is gone" in err or "another task died" in err, err
@@ -157,6 +160,40 @@ def test_a_refusal_by_one_ends_both_with_a_sentence(tmp_path: Path) -> None:
     assert code == 2 and "error in process 0: run_dir=" in err and "is not empty" in err, err
     assert other_code == 1 and "error in process 1: Process 0 failed (ValueError: run_dir=" in other_err, other_err
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["something"]
+
+
+BREAKS_IN_PROCESS_1 = """
+import dataclasses
+import podium
+from podium.agents import impala
+from podium.host import on_host
+
+podium.distributed.initialize()
+catch = on_host(podium.envs.make("podium/Catch"))
+
+def make(num_envs, seed, first_index):
+    env, calls = catch.make(num_envs, seed, first_index), []
+    send = env.send
+    def send_or_break(action):
+        calls.append(1)
+        if len(calls) > 100 and podium.distributed.process_id() == 1:
+            raise ZeroDivisionError("the simulator broke")
+        send(action)
+    env.send = send_or_break
+    return env
+
+agent = impala.make(impala.Config(hidden_sizes=(16,)))
+broken = dataclasses.replace(catch, make=make)
+podium.train(agent, broken, num_steps=10**7, num_envs=8, rollout_length=8, placement=podium.Sebulba(), progress=False)
+"""
+
+
+@pytest.mark.slow
+def test_an_actor_that_breaks_in_one_process_ends_both_and_both_say_why() -> None:
+    (code, _, err), (other_code, _, other_err) = finish(start("-c", BREAKS_IN_PROCESS_1))
+    assert code == other_code == 1, err + other_err
+    assert "PeerError: Process 1 failed (ActorError: podium-actor-0 died of ZeroDivisionError" in err, err
+    assert "ActorError: podium-actor-0 died of ZeroDivisionError('the simulator broke')" in other_err, other_err
 
 
 @pytest.mark.slow
