@@ -29,10 +29,11 @@ from podium import distributed
 from podium.checkpoint import CheckpointError
 from podium.env import Env
 from podium.host import HostEnvs, frames_per_step
+from podium.loop import Result
 from podium.placement.devices import request_cpu_threads
 from podium.placement.program import Placement, Program, Sizes
 from podium.runs import default_run_dir
-from podium.train import Result, Schedule
+from podium.schedule import Schedule
 from podium.types import DiscreteSpec
 
 REFUSED, FAILED = 2, 1

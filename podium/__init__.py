@@ -3,11 +3,12 @@
 from podium import agents, distributed, envs, networks, testing
 from podium.evaluate import Policy, evaluate
 from podium.load import load
+from podium.loop import NonFiniteError, Result
 from podium.placement.anakin import Anakin
 from podium.placement.devices import request_cpu_threads, request_devices
 from podium.placement.sebulba import Sebulba
 from podium.placement.single import Single
-from podium.train import NonFiniteError, Result, train
+from podium.train import train
 
 __version__ = "0.1.0"
 

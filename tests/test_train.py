@@ -19,8 +19,8 @@ from podium import envs
 from podium.agents import dqn, ppo
 from podium.checkpoint import Checkpoints, params_sha256
 from podium.placement.anakin import AnakinProgram
+from podium.schedule import Pace, Schedule, make_schedule
 from podium.sinks import read_metrics
-from podium.train import Schedule, _Pace, make_schedule
 from podium.types import DiscreteSpec
 
 STEPS = 16 * 8  # Of one iteration.
@@ -192,12 +192,12 @@ def test_chunks_of_any_length_give_the_same_rows_and_the_same_bits(
         return chunk(self, state, num_updates)
 
     monkeypatch.setattr(AnakinProgram, "chunk", count)
-    monkeypatch.setattr(_Pace, "SECONDS", 1e-9)
+    monkeypatch.setattr(Pace, "SECONDS", 1e-9)
     short = train(log_every=0, eval_every=0)
     assert lengths == [1] * 10
     lengths.clear()
-    monkeypatch.setattr(_Pace, "SECONDS", math.inf)
-    monkeypatch.setattr(_Pace, "FIRST", 10)
+    monkeypatch.setattr(Pace, "SECONDS", math.inf)
+    monkeypatch.setattr(Pace, "FIRST", 10)
     long = train(log_every=0, eval_every=0)
     assert lengths == [10]
     assert short.summary["params_sha256"] == long.summary["params_sha256"] == run.summary["params_sha256"]
@@ -211,14 +211,14 @@ def test_chunks_of_any_length_give_the_same_rows_and_the_same_bits(
 
 
 def test_a_chunk_is_as_long_as_time_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    pace, lengths = _Pace(1000), []
+    pace, lengths = Pace(1000), []
     # Half a millisecond an iteration; from the seventh chunk on, the replay full, 25 times as much.
     for seconds in [0.0005] * 6 + [0.0125] * 6 + [3.0, 0.0005]:
         lengths.append(pace.length)
         pace.measure(pace.length, pace.length * seconds)
     assert lengths == [1, 2, 4, 8, 16, 32, 64, 128, 160, 160, 160, 160, 160, 1]
-    assert _Pace(1000).length == 1 and pace.length == 2
-    pace = _Pace(3)
+    assert Pace(1000).length == 1 and pace.length == 2
+    pace = Pace(3)
     for _ in range(5):
         pace.measure(1, 1e-6)
     assert pace.length == 3
@@ -226,7 +226,7 @@ def test_a_chunk_is_as_long_as_time_allows(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_progress_shows_between_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[int] = []
-    monkeypatch.setattr(_Pace, "SECONDS", 1e-9)
+    monkeypatch.setattr(Pace, "SECONDS", 1e-9)
     monkeypatch.setattr("podium.sinks.TerminalSink.show", lambda self, row: shown.append(row["updates"]))
     result = train(num_steps=4 * STEPS, eval_every=0)
     assert shown == [1, 2, 3, 4] and [row["updates"] for row in result.metrics] == [2, 4]

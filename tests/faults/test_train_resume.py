@@ -21,8 +21,8 @@ import pytest
 import podium
 from podium.agents import dqn, ppo
 from podium.placement.anakin import AnakinProgram
+from podium.schedule import Pace
 from podium.sinks import read_metrics
-from podium.train import _Pace
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 16 * 8  # Of one iteration.
@@ -148,7 +148,7 @@ def test_stopped_between_two_rows_the_next_row_is_whole(
 ) -> None:
     """Chunks of one iteration, rows of two: what the third iteration says is kept in the checkpoint there."""
     folder, uninterrupted = tmp_path / "run", whole_runs(name, 1)
-    monkeypatch.setattr(_Pace, "SECONDS", 1e-9)
+    monkeypatch.setattr(Pace, "SECONDS", 1e-9)
     signal_in_the_chunk_to(3, monkeypatch)
     stopped = train(name, folder)
     assert stopped.summary["env_steps"] == 3 * STEPS and stopped.metrics[-1]["env_steps"] == 2 * STEPS
