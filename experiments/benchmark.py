@@ -28,7 +28,6 @@ from typing import Annotated, Any, Literal
 import cli
 import jax
 import jax.numpy as jnp
-import reference_loop
 import tyro
 
 import podium
@@ -172,8 +171,8 @@ def anakin(flags: AnakinFlags) -> dict[str, Any]:
     """Measure training; see `AnakinFlags`."""
     _check_positive(flags, "num_steps", "seeds", "repeats", "epochs", "minibatches")
     cpu_threads = 1 if flags.cpu_threads is None and flags.agent == "dqn" else flags.cpu_threads
-    if cpu_threads is not None:
-        request_cpu_threads(cpu_threads)
+    if cpu_threads is not None and (late := request_cpu_threads(cpu_threads)):
+        print(late, file=sys.stderr)
     if flags.devices is not None and (sentence := podium.request_devices(flags.devices)):
         print(sentence, file=sys.stderr)
     num_envs, rollout_length = _sizes(flags)
@@ -239,6 +238,8 @@ def anakin(flags: AnakinFlags) -> dict[str, Any]:
 
 def paired(flags: PairedFlags) -> dict[str, Any]:
     """Measure podium beside the reference loop; see `PairedFlags`."""
+    import reference_loop  # Not above: gymnax makes arrays as it is imported, and JAX starts.
+
     _check_positive(flags, "num_envs", "rollout_length", "epochs", "minibatches", "updates", "repeats")
     sizes = flags.num_envs, flags.rollout_length, flags.epochs, flags.minibatches, flags.updates
     init, train = reference_loop.make(flags.env, *sizes)

@@ -307,8 +307,8 @@ def _train(
         raise ValueError("--resume needs --run-dir, the folder of the run to go on with.")
     if not 0 <= flags.seed < 2**32:
         raise ValueError(f"seed={flags.seed} must lie between 0 and 2**32 - 1.")
-    if flags.cpu_threads is not None:
-        request_cpu_threads(flags.cpu_threads)
+    if flags.cpu_threads is not None and (late := request_cpu_threads(flags.cpu_threads)):
+        print(late)
     if flags.distributed:
         distributed.initialize()
     devices = flags.number_of_devices()

@@ -325,3 +325,18 @@ def test_a_signal_saves_and_the_run_goes_on(experiments: Path) -> None:
     done = subprocess.run([*command, "--num-steps", more, "--resume"], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     assert f"{steps + 4096:,}" in done.stdout
+
+
+def test_jax_has_not_started_when_flags_that_say_how_it_starts_are_read(experiments: Path):
+    script = """
+import sys, benchmark, cli, presets, podium
+from podium.agents import a2c, dqn, impala, ppo
+late = podium.request_cpu_threads(1)
+assert late is None, late
+import jax
+jax.devices()
+assert "too late" in podium.request_cpu_threads(2)
+"""
+    environment = {**os.environ, "PYTHONPATH": f"{experiments}{os.pathsep}{experiments.parent}"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
