@@ -3,6 +3,7 @@
 python experiments/benchmark.py anakin --agent ppo --env CartPole-v1
 python experiments/benchmark.py paired --env CartPole-v1
 python experiments/benchmark.py solve --env CartPole-v1 --threshold 475
+python experiments/benchmark.py sebulba --env Pong-v5 --network negligible
 python experiments/benchmark.py env --env CartPole-v1 --num-envs 1024
 python experiments/benchmark.py scaling --env CartPole-v1
 python experiments/benchmark.py matmul
@@ -28,6 +29,7 @@ from typing import Annotated, Any, Literal
 import cli
 import jax
 import jax.numpy as jnp
+import sebulba_rate
 import tyro
 
 import podium
@@ -315,6 +317,13 @@ def solve(flags: SolveFlags) -> dict[str, Any]:
     }
 
 
+def sebulba(flags: sebulba_rate.SebulbaFlags) -> dict[str, Any]:
+    """Measure Sebulba beside its environments alone; see `sebulba_rate.SebulbaFlags`."""
+    sizes = "num_envs", "rollout_length", "epochs", "minibatches", "actor_threads", "groups", "updates", "repeats"
+    _check_positive(flags, *sizes)
+    return {**sebulba_rate.measure(flags), **_circumstances()}
+
+
 def env_bound(flags: EnvFlags) -> dict[str, Any]:
     """Measure bare stepping; see `EnvFlags`."""
     _check_positive(flags, "num_envs", "num_steps", "repeats")
@@ -437,6 +446,7 @@ def _main(argv: Sequence[str]) -> int:
         Annotated[AnakinFlags, tyro.conf.subcommand("anakin")]
         | Annotated[PairedFlags, tyro.conf.subcommand("paired")]
         | Annotated[SolveFlags, tyro.conf.subcommand("solve")]
+        | Annotated[sebulba_rate.SebulbaFlags, tyro.conf.subcommand("sebulba")]
         | Annotated[EnvFlags, tyro.conf.subcommand("env")]
         | Annotated[ScalingFlags, tyro.conf.subcommand("scaling")]
         | Annotated[MatmulFlags, tyro.conf.subcommand("matmul")]
@@ -448,6 +458,7 @@ def _main(argv: Sequence[str]) -> int:
         AnakinFlags: anakin,
         PairedFlags: paired,
         SolveFlags: solve,
+        sebulba_rate.SebulbaFlags: sebulba,
         EnvFlags: env_bound,
         MatmulFlags: matmul,
     }

@@ -40,8 +40,8 @@ class ArraySpec:
         """Draw one uniform value; a side without a bound is taken as -1 or 1."""
         low = np.where(np.isfinite(self.low), self.low, -1.0)
         high = np.where(np.isfinite(self.high), self.high, 1.0)
-        unit = jax.random.uniform(key, self.shape)
-        return jnp.asarray(low + unit * (high - low), self.dtype)
+        value = low + jax.random.uniform(key, self.shape) * (high - low)
+        return jnp.asarray(value > 0.5 if np.dtype(self.dtype) == bool else value, self.dtype)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -73,7 +73,10 @@ class Slot:
 
 
 class Rows(NamedTuple):
-    """A rollout under way, [T, E, ...]: what acting knew and did, and what came of it."""
+    """A rollout under way, [T, E, ...]: what acting knew and did, and what came of it.
+
+    `obs` has a row more where environments reset in the next step, so that what it holds is also every `next_obs`.
+    """
 
     obs: PyTree
     first: Array
@@ -116,8 +119,9 @@ class Acting:
     def blank(self, params: PyTree) -> Rows:
         """Return zeros."""
         lead = (self.length, self.num_envs)
+        rows = self.length + 1 if self.resets_in_next_step else self.length
         is_spec = lambda x: hasattr(x, "zeros")  # noqa: E731
-        zeros = lambda spec: jnp.zeros((*lead, *spec.shape), spec.dtype)  # noqa: E731
+        zeros = lambda spec: jnp.zeros((rows, self.num_envs, *spec.shape), spec.dtype)  # noqa: E731
         obs = jax.tree.map(zeros, self.spec.obs, is_leaf=is_spec)
         first = jnp.zeros(lead, bool)
 
@@ -170,19 +174,16 @@ class Acting:
     def finish(
         self, rows: Rows, came: Result, obs: PyTree, carry: PyTree, end_carry: PyTree, version: Array
     ) -> Trajectory:
-        """Return the rollout, with what came of its last step."""
-        result = jax.tree.map(lambda x, y: x.at[-1].set(y), rows.result, came)
-        next_obs = result.next_obs
-        if next_obs is None:
-            # Where the reset waits for the next step, what follows is the true next observation, also at an end.
-            next_obs = jax.tree.map(lambda x, last: jnp.concatenate([x[1:], last[None]]), rows.obs, obs)
+        """Return the rollout, with what came of its last step, as it travels; `complete` makes it whole."""
+        put_last = lambda rows, row: jax.tree.map(lambda x, y: x.at[-1].set(y), rows, row)  # noqa: E731
+        result = put_last(rows.result, came)
         flags = result.terminated, result.truncated
         return Trajectory(
-            rows.obs,
+            put_last(rows.obs, obs) if self.resets_in_next_step else rows.obs,
             rows.action,
             result.reward,
             *flags,
-            next_obs,
+            result.next_obs,
             rows.first,
             rows.extras,
             carry,
@@ -190,6 +191,18 @@ class Acting:
             version,
             result.valid,
         )
+
+
+def complete(trajectory: Trajectory) -> Trajectory:
+    """Return a trajectory with its `next_obs`, where it travelled as one observation more than there are steps.
+
+    Where the reset waits for the next step, what follows is the true next observation, also at an end.
+    """
+    if trajectory.next_obs is not None:
+        return trajectory
+    obs = trajectory.obs
+    before, after = jax.tree.map(lambda x: x[:-1], obs), jax.tree.map(lambda x: x[1:], obs)
+    return trajectory._replace(obs=before, next_obs=after)
 
 
 class Group:
@@ -380,7 +393,7 @@ class Compiled:
         step = shapes(blank, params, step_keys, number, carry, row.obs, row.first, row.result)
         self.step = jit(acting.step, donate_argnums=0).lower(*step).compile()
         finish = shapes(blank, row.result, row.obs, carry, carry, number)
-        self.finish = jit(acting.finish).lower(*finish).compile()
+        self.finish = jit(acting.finish, donate_argnums=0).lower(*finish).compile()
 
 
 def make_actors(

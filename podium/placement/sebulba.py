@@ -26,7 +26,7 @@ from podium.env import Env
 from podium.host import HostEnvs, on_host
 from podium.networks import batch_groups
 from podium.placement import program
-from podium.placement.actors import Acting, Actor, Compiled, Piece, Slot, make_actors
+from podium.placement.actors import Acting, Actor, Compiled, Piece, Slot, complete, make_actors
 from podium.placement.devices import Devices, resolve_devices
 from podium.placement.program import RunState, Sizes
 from podium.placement.table import Move, Role, device_name, nbytes, numbers, table
@@ -212,7 +212,7 @@ class SebulbaProgram:
     def _start(self, key: Key) -> RunState:
         roots = keys.roots(key)
         state = self.agent.init(roots.agent, self.env.spec)
-        step = lambda: _zero_trajectory(self.agent, self._acting, 1, 1)  # noqa: E731
+        step = lambda: complete(_zero_trajectory(self.agent, self._acting, 1, 1))  # noqa: E731
         replay = program.empty_replay(self.agent, self.sizes, lambda key: self.agent.plan(key, state, step()))
         return RunState(roots.run, jnp.zeros((), jnp.int32), state, replay, ())
 
@@ -228,7 +228,7 @@ class SebulbaProgram:
         return RunState(once, once, jax.tree.map(lambda x: P(), shapes.agent), split(shapes.replay), ())
 
     def _update(self, state: RunState, trajectory: Trajectory) -> tuple[RunState, Metrics, PyTree]:
-        learn_key = keys.iteration(state.key, state.update).learn
+        learn_key, trajectory = keys.iteration(state.key, state.update).learn, complete(trajectory)
         with batch_groups(len(self.devices)):
             learned = program.make_learn(self.agent, self.sizes)(learn_key, state.agent, state.replay, trajectory)
         following = RunState(state.key, state.update + 1, learned.state, learned.replay, ())
@@ -403,7 +403,7 @@ class SebulbaProgram:
         acted_for, learnt_from = self._own_envs // len(self._actor_devices), total // len(learners)
         pairs = [(i // acted_for, i // learnt_from) for i in range(self._own_envs)]
         moving = sum(self._actor_devices[actor] != self._own_devices[learner] for actor, learner in pairs)
-        learnt = self.agent, self.sizes, state.agent, state.replay, trajectory
+        learnt = self.agent, self.sizes, state.agent, state.replay, jax.eval_shape(complete, trajectory)
         return {
             # What the last step returned goes up twice: into the rollout that ends, and into the one that begins.
             "observations": batches * ((length + 1) * nbytes((step.obs, step.result)) + length * nbytes(step.first)),
@@ -496,7 +496,8 @@ def _choose_lanes(
     acting = Acting(agent, spec, num_envs, length, True)
 
     def plan(key: Key) -> Any:
-        return agent.plan(key, agent.init(key, spec), _zero_trajectory(agent, acting, length, num_envs))
+        trajectory = complete(_zero_trajectory(agent, acting, length, num_envs))
+        return agent.plan(key, agent.init(key, spec), trajectory)
 
     shapes = jax.eval_shape(plan, jax.random.key(0))
     return program.lanes_of_plan(agent, shapes, num_envs, num_devices, requested)

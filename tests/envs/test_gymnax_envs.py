@@ -164,6 +164,29 @@ def test_mnist_pixels_are_read_as_unsigned(monkeypatch):
     assert env.reset(jax.random.key(0))[1].obs.min() == 1.0
 
 
+@pytest.mark.parametrize("name", [name for name in envs.names() if name.endswith("-MinAtar")])
+def test_minatar_loses_nothing_as_bool(name):
+    env, (theirs, _) = envs.make(name), gymnax.make(name)
+    assert np.dtype(env.spec.obs.dtype) == bool
+
+    def step(state, key):
+        state, timestep = env.step(key, state, env.spec.action.sample(key))
+        return state, (timestep.obs, theirs.get_obs(state))
+
+    @jax.jit
+    def play(key):
+        return jax.lax.scan(step, env.reset(key)[0], jax.random.split(key, 300))[1]
+
+    ours, obs = play(jax.random.key(0))
+    np.testing.assert_array_equal(ours.astype(float), obs)
+    assert ours.any() and not ours.all()
+
+
+def test_samples_of_a_bool_spec_are_both():
+    sample = jax.vmap(envs.make("Breakout-MinAtar").spec.obs.sample)(jax.random.split(jax.random.key(0), 4))
+    assert sample.dtype == bool and 0.45 < sample.mean() < 0.55
+
+
 def test_every_state_has_strong_types():
     for name in ["CartPole-v1", "Seaquest-MinAtar", "BernoulliBandit-misc", "MetaMaze-misc"]:
         env = envs.make(name)

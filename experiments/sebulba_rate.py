@@ -1,0 +1,141 @@
+"""Measure how much of the rate of the environments alone is left to Sebulba; `benchmark.py sebulba`."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+
+import podium
+from podium.agents import impala, ppo
+from podium.host import HostEnvs
+from podium.types import Array, DiscreteSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SebulbaFlags:
+    """Time Sebulba in turn with the same environments stepped by random actions: nothing acts, nothing learns."""
+
+    env: str = "Pong-v5"
+    """Environment on the CPU with discrete actions, by a name of podium.envs.names()."""
+    agent: Literal["ppo", "impala"] = "ppo"
+    """Agent to train."""
+    network: Literal["negligible", "small_cnn", "nature_cnn", "impala_resnet"] = "negligible"
+    """Network; negligible looks at every 12th pixel of the last frame and costs next to nothing."""
+    num_envs: int = 64
+    """Environments side by side."""
+    rollout_length: int = 32
+    """Steps of every environment in an update."""
+    epochs: int = 1
+    """PPO's passes over each rollout."""
+    minibatches: int = 1
+    """PPO's parts of one pass, a gradient step each."""
+    actor_threads: int = 1
+    """Threads that act."""
+    groups: int = 2
+    """Batches that the environments of a thread form; one steps while another is acted for."""
+    updates: int = 20
+    """Updates in one timed turn, after a few that are not counted."""
+    repeats: int = 3
+    """Turns of each."""
+
+
+class EveryTwelfth(nn.Module):
+    """Features [N, n] of frames [N, H, W, C]: a few pixels of the last one."""
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Return the features."""
+        return x[:, ::12, ::12, -1].reshape(x.shape[0], -1).astype(jnp.float32) / 255
+
+
+def measure(flags: SebulbaFlags) -> dict[str, Any]:
+    """Measure; see `SebulbaFlags`. Each turn of Sebulba stands between two of the environments alone."""
+    envs = podium.envs.make(flags.env)
+    if not isinstance(envs, HostEnvs) or not isinstance(envs.spec.action, DiscreteSpec):
+        raise ValueError(f"env={flags.env!r} must run on the CPU and have discrete actions, as Pong-v5.")
+    turns, alone = [], [_steps_alone(envs, flags)]
+    for _ in range(flags.repeats):
+        turns.append(_turn(envs, flags))
+        alone.append(_steps_alone(envs, flags))
+    around = [(before + after) / 2 for before, after in zip(alone, alone[1:], strict=False)]
+    ratios = [turn["steps_per_second"] / rate for turn, rate in zip(turns, around, strict=True)]
+    return {
+        "what": "sebulba",
+        **dataclasses.asdict(flags),
+        **{name: statistics.median(turn[name] for turn in turns) for name in turns[0]},
+        "environments_alone_steps_per_second": statistics.median(alone),
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+    }
+
+
+def _agent(flags: SebulbaFlags) -> podium.Agent:
+    torso: Any = EveryTwelfth() if flags.network == "negligible" else flags.network
+    network = {"torso": torso, "hidden_sizes": (8,) if flags.network == "negligible" else (512,), "activation": "relu"}
+    if flags.agent == "impala":
+        return impala.make(impala.Config(**network))
+    return ppo.make(ppo.Config(**network, num_epochs=flags.epochs, num_minibatches=flags.minibatches))
+
+
+def _turn(envs: HostEnvs, flags: SebulbaFlags) -> dict[str, float]:
+    """Build, warm up until the queue is full, and time updates that follow one another without a pause."""
+    placement = podium.Sebulba(actor_threads=flags.actor_threads, groups=flags.groups)
+    sizes = {"num_envs": flags.num_envs, "rollout_length": flags.rollout_length}
+    program = placement.build(_agent(flags), envs, max_updates=flags.updates, **sizes)
+    try:
+        state, _ = program.chunk(program.init(0), max(1, min(4, flags.updates)))
+        memory = _resident_mib()
+        began = time.perf_counter()
+        _, metrics = program.chunk(state, flags.updates)
+        seconds = time.perf_counter() - began
+        values: dict[str, np.ndarray] = {name: np.asarray(value) for name, value in metrics.items()}
+    finally:
+        program.close()
+    busy = {name: float(values[name].sum()) for name in ("env_seconds", "inference_seconds", "learn_seconds")}
+    idle = {name: float(values[name].mean()) for name in ("actor_idle", "learner_idle", "policy_lag_mean")}
+    return {
+        "steps_per_second": flags.num_envs * flags.rollout_length * flags.updates / seconds,
+        "seconds": seconds,
+        **busy,
+        **idle,
+        "resident_mib": memory,
+        "resident_mib_grown": _resident_mib() - memory,
+    }
+
+
+def _steps_alone(envs: HostEnvs, flags: SebulbaFlags) -> float:
+    """Return the steps a second of one batch of all environments under random actions."""
+    env = envs.make(flags.num_envs, 0, 0)
+    actions = np.random.default_rng(0).integers(0, envs.spec.action.num_values, (64, flags.num_envs))
+    steps = flags.rollout_length * flags.updates
+    try:
+        env.reset()
+        _play(env, actions, 32)
+        began = time.perf_counter()
+        _play(env, actions, steps)
+        return steps * flags.num_envs / (time.perf_counter() - began)
+    finally:
+        env.close()
+
+
+def _play(env: Any, actions: Sequence[np.ndarray] | np.ndarray, steps: int) -> None:
+    for step in range(steps):
+        env.send(actions[step % len(actions)].astype(np.int32))
+        env.recv()
+
+
+def _resident_mib() -> float:
+    """Return the memory of this process; 0 where /proc does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0.0
+    return pages * 4096 / 2**20
