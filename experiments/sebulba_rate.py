@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 import time
+import unittest.mock
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import podium
+from podium import vision
 from podium.agents import impala, ppo
 from podium.host import HostEnvs
 from podium.types import Array, DiscreteSpec
@@ -29,6 +32,8 @@ class SebulbaFlags:
     """Agent to train."""
     network: Literal["negligible", "small_cnn", "nature_cnn", "impala_resnet"] = "negligible"
     """Network; negligible looks at every 12th pixel of the last frame and costs next to nothing."""
+    convolution: Literal["podium", "lax"] = "podium"
+    """Whose gradient convolutions have: podium.vision's, or that of jax.lax, which is slow inside loops on a CPU."""
     num_envs: int = 64
     """Environments side by side."""
     rollout_length: int = 32
@@ -63,7 +68,9 @@ def measure(flags: SebulbaFlags) -> dict[str, Any]:
         raise ValueError(f"env={flags.env!r} must run on the CPU and have discrete actions, as Pong-v5.")
     turns, alone = [], [_steps_alone(envs, flags)]
     for _ in range(flags.repeats):
-        turns.append(_turn(envs, flags))
+        lax = unittest.mock.patch.object(vision, "convolve", vision.lax_convolve)
+        with lax if flags.convolution == "lax" else contextlib.nullcontext():
+            turns.append(_turn(envs, flags))
         alone.append(_steps_alone(envs, flags))
     around = [(before + after) / 2 for before, after in zip(alone, alone[1:], strict=False)]
     ratios = [turn["steps_per_second"] / rate for turn, rate in zip(turns, around, strict=True)]

@@ -109,6 +109,8 @@ def test_scaling(capsys: pytest.CaptureFixture[str]) -> None:
         ("scaling --device-counts 0", "device_counts"),
         ("scaling --num-envs 6 --device-counts 1 4", "num_envs"),
         ("sprint", "sprint"),
+        ("sebulba --env CartPole-v1", "env='CartPole-v1'"),
+        ("sebulba --updates 0", "updates=0"),
     ],
 )
 def test_refusals(command: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,3 +137,12 @@ def test_paired_times_both_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
     row = measure(capsys, "paired --num-envs 4 --rollout-length 8 --epochs 1 --minibatches 1 --updates 1 --repeats 2")
     assert len(row["ratios"]) == 2 and row["ratio"] == pytest.approx(statistics.median(row["ratios"]))
     assert row["steps_per_second"] > 0 and row["reference_steps_per_second"] > 0
+
+
+def test_sebulba_stands_beside_its_environments_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("envpool", reason='envpool is in the extra: pip install "podium[atari]"')
+    row = measure(capsys, "sebulba --num-envs 4 --rollout-length 4 --updates 2 --repeats 1")
+    assert row["ratios"] == [row["ratio"]]
+    assert row["steps_per_second"] == pytest.approx(4 * 4 * 2 / row["seconds"])
+    assert row["env_seconds"] > 0 and row["inference_seconds"] > 0 and row["learn_seconds"] > 0
+    assert 0 <= row["learner_idle"] <= 1 and row["environments_alone_steps_per_second"] > 0
