@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import statistics
 import time
 import unittest.mock
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ import numpy as np
 import podium
 from podium import vision
 from podium.agents import impala, ppo
-from podium.host import HostEnvs
+from podium.host import HostEnv, HostEnvs
 from podium.types import Array, DiscreteSpec
 
 
@@ -98,11 +98,12 @@ def _turn(envs: HostEnvs, flags: SebulbaFlags) -> dict[str, float]:
     sizes = {"num_envs": flags.num_envs, "rollout_length": flags.rollout_length}
     program = placement.build(_agent(flags), envs, max_updates=flags.updates, **sizes)
     try:
-        state, _ = program.chunk(program.init(0), max(1, min(4, flags.updates)))
+        state, _ = program.chunk(program.init(0), min(4, flags.updates))
         memory = _resident_mib()
         began = time.perf_counter()
         _, metrics = program.chunk(state, flags.updates)
         seconds = time.perf_counter() - began
+        grown = _resident_mib() - memory  # Before the threads end and give theirs back.
         values: dict[str, np.ndarray] = {name: np.asarray(value) for name, value in metrics.items()}
     finally:
         program.close()
@@ -114,7 +115,7 @@ def _turn(envs: HostEnvs, flags: SebulbaFlags) -> dict[str, float]:
         **busy,
         **idle,
         "resident_mib": memory,
-        "resident_mib_grown": _resident_mib() - memory,
+        "resident_mib_grown": grown,
     }
 
 
@@ -133,7 +134,7 @@ def _steps_alone(envs: HostEnvs, flags: SebulbaFlags) -> float:
         env.close()
 
 
-def _play(env: Any, actions: Sequence[np.ndarray] | np.ndarray, steps: int) -> None:
+def _play(env: HostEnv, actions: np.ndarray, steps: int) -> None:
     for step in range(steps):
         env.send(actions[step % len(actions)].astype(np.int32))
         env.recv()
@@ -145,4 +146,4 @@ def _resident_mib() -> float:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
         return 0.0
-    return pages * 4096 / 2**20
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -327,9 +327,9 @@ def test_a_signal_saves_and_the_run_goes_on(experiments: Path) -> None:
     assert f"{steps + 4096:,}" in done.stdout
 
 
-def test_jax_has_not_started_when_flags_that_say_how_it_starts_are_read(experiments: Path):
+def test_jax_has_not_started_when_flags_that_say_how_it_starts_are_read(experiments: Path) -> None:
     script = """
-import sys, benchmark, cli, presets, podium
+import benchmark, cli, presets, podium
 from podium.agents import a2c, dqn, impala, ppo
 late = podium.request_cpu_threads(1)
 assert late is None, late
