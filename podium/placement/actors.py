@@ -271,7 +271,7 @@ class Actor(threading.Thread):
         super().__init__(name=f"podium-actor-{number}", daemon=True)
         self.error: BaseException | None = None
         self.pieces: queue.Queue[Piece] = queue.Queue(depth)
-        self.progress = time.monotonic()
+        self._progress = 0
         self._idle_seconds = 0.0
         self._make_env, self._first_index, self._groups = make_env, first_index, groups
         self._compiled, self._run_key, self._start, self._slot = compiled, run_key, start, slot
@@ -331,7 +331,7 @@ class Actor(threading.Thread):
         began = time.perf_counter()
         group.receive(sums)
         sums["env_seconds"] += time.perf_counter() - began
-        self.progress = time.monotonic()
+        self._progress += 1
         if self._stop_event.is_set():
             raise Stopped
 
@@ -344,7 +344,7 @@ class Actor(threading.Thread):
             try:
                 self.pieces.put(piece, timeout=POLL_SECONDS)
             except queue.Full:
-                self.progress = time.monotonic()  # It waits for the learner, and is well.
+                self._progress += 1  # It waits for the learner, and is well.
             else:
                 self._idle_seconds = time.perf_counter() - began
                 return
@@ -355,7 +355,7 @@ class Actor(threading.Thread):
         Raises:
           ActorError: it died, or did not come a step further for `timeout` seconds.
         """
-        began = time.monotonic()
+        seen, waited, looked = self._progress, 0.0, time.monotonic()
         while True:
             try:
                 return self.pieces.get(timeout=POLL_SECONDS)
@@ -366,7 +366,11 @@ class Actor(threading.Thread):
                 raise ActorError(f"{self.name} died of {self.error!r}.\n{where}") from self.error
             if not self.is_alive():
                 raise ActorError(f"{self.name} ended without a word.")
-            if time.monotonic() - max(began, self.progress) > timeout:
+            # A look that took far longer than it should was none: the process was stopped, or the machine asleep.
+            now = time.monotonic()
+            waited = waited + min(now - looked, 5 * POLL_SECONDS) if self._progress == seen else 0.0
+            seen, looked = self._progress, now
+            if waited > timeout:
                 frame = sys._current_frames().get(self.ident or 0)
                 where = "".join(traceback.format_stack(frame)) if frame else ""
                 raise ActorError(f"{self.name} has not come a step further for {timeout:g} s; it is at\n{where}")

@@ -7,6 +7,7 @@ import random
 import re
 import threading
 import time
+import types
 from typing import Any
 
 import jax
@@ -209,6 +210,22 @@ def test_an_actor_that_hangs_ends_the_run_and_says_where(monkeypatch: pytest.Mon
     while orphans() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not orphans()
+
+
+def test_a_process_that_was_stopped_for_long_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGSTOP, a suspended job and a laptop asleep: the clock goes on, the threads do not."""
+    asleep = [0.0]
+    clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + asleep[0], perf_counter=time.perf_counter)
+    monkeypatch.setattr("podium.placement.actors.time", clock)
+
+    def sleep() -> None:
+        asleep[0] += 1000.0
+        time.sleep(1.0)  # Long enough for the learner to look at the clock.
+
+    agent, length, _ = AGENTS["ppo"]
+    _, metrics = run(podium.Sebulba(actor_timeout=30.0), agent, length, 6, faulty(20, sleep))
+    assert asleep[0] >= 1000
+    assert len(metrics["valid_steps"]) == 6
 
 
 def test_staleness_is_bounded_and_late_rollouts_are_dropped() -> None:
