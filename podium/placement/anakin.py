@@ -7,13 +7,10 @@ update is written for the one global batch, and the partitioner inserts the sums
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from podium import distributed
@@ -21,9 +18,9 @@ from podium.agent import Agent
 from podium.env import Env
 from podium.episodes import Ended
 from podium.host import HostEnvs
-from podium.networks import batch_groups
 from podium.placement import program
 from podium.placement.devices import Devices, resolve_devices
+from podium.placement.fused import FusedProgram, trajectory_specs
 from podium.placement.program import RunState, Sizes
 from podium.placement.table import Move, Role, device_name, numbers, table
 from podium.rollout import RolloutState, rollout
@@ -77,28 +74,15 @@ def _explain(devices: list[jax.Device], shares: list[str], gradients: int | str)
     return table(title, roles, moves, "The policy is never stale.")
 
 
-class AnakinProgram:
+class AnakinProgram(FusedProgram):
     """The fused program for one agent, one environment and one set of sizes; a `Program`."""
 
     def __init__(
         self, agent: Agent, env: Env, sizes: Sizes, devices: list[jax.Device], by_seed: bool, max_updates: int
     ):
-        self.agent, self.env, self.sizes, self.devices = agent, env, sizes, devices
-        self.max_updates = max_updates
-        self.compile_seconds = 0.0
         self._by_seed = by_seed
-        axis = "seed" if by_seed else "env"
-        self._mesh = Mesh(np.array(devices), (axis,), axis_types=(AxisType.Auto,))
-        self._shardings = jax.tree.map(
-            lambda spec: NamedSharding(self._mesh, spec), self._partition(), is_leaf=lambda x: isinstance(x, P)
-        )
-        self._everywhere = NamedSharding(self._mesh, P())
-        self._lowered: Any = None
-        self._compiled: Any = None
-
-    def init(self, seed: int) -> RunState:
-        """Return the first state; seed s of several starts from `fold_in(key(seed), s)`."""
-        return program.run_once(self._start, self._shardings)(jax.random.key(seed))
+        axis, groups = ("seed", 1) if by_seed else ("env", len(devices))
+        super().__init__(agent, env, sizes, devices, axis, max_updates, groups)
 
     def _start(self, key: Key) -> RunState:
         start = lambda key: program.start(key, self.agent, self.env, self.sizes)  # noqa: E731
@@ -107,11 +91,6 @@ class AnakinProgram:
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(self.sizes.seeds))
         # One after another: batched QR (orthogonal weights) on several CPU threads deadlocks XLA's pool, 3 times in 4.
         return jax.lax.map(start, keys)
-
-    def abstract_state(self) -> RunState:
-        """Return the state's shapes, dtypes and shardings."""
-        shapes = jax.eval_shape(self._start, jax.random.key(0))
-        return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, self._shardings)
 
     def _partition(self) -> RunState:
         """Return a PartitionSpec for every leaf of the state."""
@@ -135,35 +114,15 @@ class AnakinProgram:
         if self._by_seed or len(self.devices) == 1:
             return local(key, params, state, version)
         rows: Any = P(None, "env")
-        by_env: Any = P("env")
-        once: Any = P()
-        trajectory = Trajectory(*(rows,) * 8, carry=by_env, end_carry=by_env, policy_version=once, valid=rows)
         return jax.shard_map(
             local,
             mesh=self._mesh,
             in_specs=(P(), P(), P("env"), P()),
-            out_specs=(P("env"), trajectory, Ended(rows, rows, rows)),
+            out_specs=(P("env"), trajectory_specs("env"), Ended(rows, rows, rows)),
             check_vma=False,
         )(key, params, state, version)
 
-    def _chunk(self, state: RunState, num_updates: Array) -> tuple[RunState, Metrics]:
-        """Iterate `num_updates` times; a count known only at run time, so that no length compiles anew."""
-        with batch_groups(1 if self._by_seed else len(self.devices)):
-            # Traced once, for the shapes of its metrics and for the loop.
-            iterate = jax.jit(self._iterate, inline=True)
-            shapes = jax.eval_shape(iterate, state)[1]
-            metrics = jax.tree.map(lambda x: jnp.zeros((self.max_updates, *x.shape), x.dtype), shapes)
-
-            def body(i: Array, carry: tuple[RunState, Metrics, Array]) -> tuple[RunState, Metrics, Array]:
-                state, metrics, finite = carry
-                state, new, new_finite = iterate(state)
-                return state, jax.tree.map(lambda rows, row: rows.at[i].set(row), metrics, new), finite & new_finite
-
-            begin = state, metrics, jnp.ones(self.sizes.num_envs, bool)
-            state, metrics, finite = jax.lax.fori_loop(0, num_updates, body, begin)
-        return state, {**metrics, "finite": program.chunk_finite(state, finite)}
-
-    def _all_seeds(self, state: RunState, num_updates: Array) -> tuple[RunState, Metrics]:
+    def _whole(self, state: RunState, num_updates: Array) -> tuple[RunState, Metrics]:
         if self.sizes.seeds == 1:
             return self._chunk(state, num_updates)
         several = jax.vmap(self._chunk, in_axes=(0, None))
@@ -173,66 +132,6 @@ class AnakinProgram:
         return jax.shard_map(several, mesh=self._mesh, in_specs=(seed, P()), out_specs=(seed, seed), check_vma=False)(
             state, num_updates
         )
-
-    def lower(self) -> Any:
-        """Trace the program, once, without compiling it."""
-        if self._lowered is not None:
-            return self._lowered
-        began = time.perf_counter()
-        chunk = jax.jit(
-            self._all_seeds,
-            donate_argnums=0,
-            in_shardings=(self._shardings, None),
-            # Said only where it matters: metrics must lie whole in every process.
-            out_shardings=(self._shardings, None if distributed.num_processes() == 1 else self._everywhere),
-        )
-        self._lowered = chunk.lower(self.abstract_state(), jax.ShapeDtypeStruct((), jnp.int32))
-        self.compile_seconds += time.perf_counter() - began
-        return self._lowered
-
-    def compile(self, compiler_options: dict[str, Any] | None = None) -> None:
-        """Trace and compile, once."""
-        if self._compiled is not None:
-            return
-        lowered = self.lower()
-        began = time.perf_counter()
-        self._compiled = lowered.compile(compiler_options)
-        self.compile_seconds += time.perf_counter() - began
-
-    def chunk(self, state: RunState, num_updates: int) -> tuple[RunState, Metrics]:
-        """Do `num_updates` (at most `max_updates`) iterations; consumes `state`.
-
-        Returns:
-          the next state, and metrics as NumPy: [num_updates] each ([num_updates, seeds] for several), and "finite",
-          [2] ([seeds, 2]): of the agent's state at the end, and of all rewards and observations.
-        """
-        if not 1 <= num_updates <= self.max_updates:
-            raise ValueError(f"num_updates={num_updates} must lie between 1 and max_updates={self.max_updates}.")
-        self.compile()
-        state, metrics = self._compiled(state, np.int32(num_updates))
-        # Waiting here bounds the work in flight: on CPU many unwaited collectives can deadlock.
-        fetched = jax.device_get(jax.block_until_ready(metrics))
-        finite = fetched.pop("finite")
-        rows = {k: (v[:num_updates] if self.sizes.seeds == 1 else v[:, :num_updates].T) for k, v in fetched.items()}
-        return state, {**rows, "finite": finite}
-
-    def compiled_text(self) -> str:
-        """Return the optimised program as text, to see what is communicated."""
-        self.compile()
-        return self._compiled.as_text()
-
-    def memory_analysis(self) -> Any:
-        """Return XLA's account of the program's memory."""
-        self.compile()
-        return self._compiled.memory_analysis()
-
-    def agent_state(self, state: RunState) -> PyTree:
-        """Return the agent's State within `state`; a leading axis of seeds where there are several."""
-        return distributed.local(state.agent)
-
-    def update_count(self, state: RunState) -> int:
-        """Return the number of iterations behind `state`."""
-        return int(np.asarray(state.update).reshape(-1)[0])
 
     def explain(self) -> str:
         """Say in a small table who runs where, and how many bytes move in an update."""
@@ -254,6 +153,3 @@ class AnakinProgram:
         state, trajectory = jax.eval_shape(start, jax.random.key(0))
         of_seed = program.gradient_bytes(self.agent, self.sizes, state.agent, state.replay, trajectory)
         return of_seed * self.sizes.seeds
-
-    def close(self) -> None:
-        """Do nothing: all of it ran in the caller's thread."""

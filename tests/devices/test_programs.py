@@ -137,7 +137,7 @@ def test_without_groups_the_gru_would_sum_in_every_step_of_time(monkeypatch: pyt
     """The test above can fail: with the layout hint taken away, sums stand in the backward loop over time."""
     import contextlib
 
-    monkeypatch.setattr("podium.placement.anakin.batch_groups", lambda groups: contextlib.nullcontext())
+    monkeypatch.setattr("podium.placement.fused.batch_groups", lambda groups: contextlib.nullcontext())
     make, env, length, _ = CASES["ppo-gru"]
     program = podium.Anakin(8).build(make(), envs.make(env), num_envs=NUM_ENVS, rollout_length=length, max_updates=4)
     assert max(depth_of_collectives(program.compiled_text())) == 3
