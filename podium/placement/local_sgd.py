@@ -1,0 +1,218 @@
+"""LocalSGD: workers that learn alone and now and then take the mean of what they know (parameter averaging).
+
+McDonald et al. 2010; Stich 2019, "Local SGD Converges Fast and Communicates Little". All in one compiled program: a
+worker is a share of the environments with an agent's State of its own, and only the averaging crosses devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from podium import distributed, episodes, keys
+from podium.agent import Agent
+from podium.env import Env
+from podium.host import HostEnvs
+from podium.learn import learn
+from podium.placement import program
+from podium.placement.devices import Devices, resolve_devices
+from podium.placement.fused import FusedProgram, trajectory_specs
+from podium.placement.program import RunState, Sizes
+from podium.placement.table import Move, Role, device_name, nbytes, numbers, table
+from podium.rollout import RolloutState, rollout
+from podium.types import Array, Key, Metrics, PyTree, Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalSGD:
+    """Let every worker learn alone, and average what they know every `average_every` iterations.
+
+    Averaged are all numbers with a fraction in the agent's State: parameters, targets, and the optimiser's moments.
+    `Agent.observe` is the exception: it sees the whole batch in every iteration, as under every other placement, so
+    counters count all workers' steps, and normalisers, where there are any, are never of one worker alone.
+
+    A worker learns with the agent's own settings from its share of the environments: as many minibatches from fewer
+    steps, or, with a replay, batches of the same size from a buffer of its own.
+
+    Args:
+      workers: divide the environments among them; None for one a device.
+      average_every: iterations between averages. With 1, and one step of plain gradient descent an iteration, the
+        workers together take the step of the global gradient.
+      devices: a number (of each process, where there are several), a sequence of devices, or None for as many as
+        divide `workers`.
+    """
+
+    workers: int | None = None
+    average_every: int = 4
+    devices: Devices = None
+
+    def build(
+        self,
+        agent: Agent,
+        env: Env | HostEnvs,
+        *,
+        num_envs: int,
+        rollout_length: int,
+        seeds: int = 1,
+        num_lanes: int | None = None,
+        max_updates: int = 1,
+    ) -> LocalSGDProgram:
+        """Check every size and return the program; see `Placement.build`. `num_lanes` are those of each worker."""
+        program.check_sizes(num_envs, rollout_length, seeds, max_updates)
+        if seeds != 1:
+            raise ValueError(f"seeds={seeds}: LocalSGD runs one seed; use podium.Anakin for several in one program.")
+        devices, workers = self._resolve()
+        if num_envs % workers:
+            low, high = num_envs // workers * workers, -(-num_envs // workers) * workers
+            use = f"{low} or {high}" if low else str(high)
+            raise ValueError(f"num_envs={num_envs} is not divisible by workers={workers}; use {use}.")
+        env = program.prepare(env)
+        lanes = program.resolve_lanes(agent, env, num_envs // workers, rollout_length, 1, num_lanes)
+        sizes = Sizes(num_envs, rollout_length, 1, lanes)
+        return LocalSGDProgram(agent, env, sizes, devices, workers, self.average_every, max_updates)
+
+    def explain(self) -> str:
+        """Say in a small table who runs where and what moves; `LocalSGDProgram.explain` knows the numbers."""
+        devices, workers = self._resolve()
+        formula = f"State / {self.average_every}" if len(devices) > 1 else 0
+        shares = ["its share of the environments"] * workers
+        return _explain(devices, shares, formula, self.average_every)
+
+    def _resolve(self) -> tuple[list[jax.Device], int]:
+        for name in ("workers", "average_every"):
+            value = getattr(self, name)
+            if value is None and name == "workers":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r} must be a positive integer.")
+        devices = resolve_devices(self.devices)
+        workers = len(devices) if self.workers is None else self.workers
+        if self.devices is None and distributed.num_processes() == 1:
+            devices = devices[: max(n for n in range(1, len(devices) + 1) if workers % n == 0)]
+        if workers % len(devices):
+            more = -(-workers // len(devices)) * len(devices)
+            raise ValueError(
+                f"workers={workers} is not divisible by devices={len(devices)}; use workers={more}, or fewer devices."
+            )
+        return devices, workers
+
+
+def _explain(devices: list[jax.Device], shares: list[str], average: int | str, every: int) -> str:
+    each = len(shares) // len(devices)
+    roles = [Role(f"worker {i}", device_name(devices[i // each]), share) for i, share in enumerate(shares)]
+    moves = [Move("what workers know", "averaged among devices", average)] if average else []
+    title = "LocalSGD: workers step environments, act and learn alone; then they take the mean."
+    often = "every iteration" if every == 1 else f"every {every} iterations"
+    return table(title, roles, moves, f"Workers are averaged {often}; each acts with its own newest parameters.")
+
+
+class LocalSGDProgram(FusedProgram):
+    """The program for one agent, one environment and one set of sizes; a `Program`.
+
+    In its `RunState` the agent's State, the replay and the environments have an axis of workers in front, [W, ...].
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        env: Env,
+        sizes: Sizes,
+        devices: list[jax.Device],
+        workers: int,
+        average_every: int,
+        max_updates: int,
+    ):
+        self.workers, self.average_every = workers, average_every
+        super().__init__(agent, env, sizes, devices, "worker", max_updates)
+
+    def _start(self, key: Key) -> RunState:
+        share = dataclasses.replace(self.sizes, num_envs=self.sizes.num_envs // self.workers)
+        whole = program.start(key, self.agent._replace(replay=None), self.env, self.sizes)
+        replay = program.start(key, self.agent, self.env, share).replay
+        each = lambda tree: jax.tree.map(lambda x: jnp.broadcast_to(x, (self.workers, *x.shape)), tree)  # noqa: E731
+        split = lambda x: x.reshape(self.workers, share.num_envs, *x.shape[1:])  # noqa: E731
+        return whole._replace(agent=each(whole.agent), replay=each(replay), rollout=jax.tree.map(split, whole.rollout))
+
+    def _partition(self) -> RunState:
+        shapes = jax.eval_shape(self._start, jax.random.key(0))
+        split = lambda tree: jax.tree.map(lambda x: P("worker"), tree)  # noqa: E731
+        once: Any = P()
+        return RunState(once, once, split(shapes.agent), split(shapes.replay), split(shapes.rollout))
+
+    def _iterate(self, state: RunState) -> tuple[RunState, Metrics, Array]:
+        rollout_key, learn_key = keys.iteration(state.key, state.update)
+        alone = self.agent._replace(observe=lambda agent_state, trajectory: agent_state)
+
+        def work(number: Array, agent_state: PyTree, replay: PyTree, rollout_state: RolloutState) -> Any:
+            params, length = self.agent.actor(agent_state), self.sizes.rollout_length
+            following, trajectory, ended = rollout(
+                rollout_key, self.agent, self.env, params, rollout_state, length, state.update
+            )
+            key = learn_key if self.workers == 1 else jax.random.fold_in(learn_key, number)
+            learned = learn(key, alone, agent_state, replay, trajectory, self.sizes.num_lanes)
+            return learned, following, trajectory, episodes.summarize(ended)
+
+        def local(numbers: Array, agents: PyTree, replays: PyTree, rollouts: RolloutState) -> Any:
+            learned, following, trajectory, ended = jax.vmap(work)(numbers, agents, replays, rollouts)
+            return learned, following, _join(trajectory), ended
+
+        by_worker: Any = P("worker")
+        learned, following, trajectory, ended = jax.shard_map(
+            local,
+            mesh=self._mesh,
+            in_specs=by_worker,
+            out_specs=(by_worker, by_worker, trajectory_specs("worker"), by_worker),
+            check_vma=False,
+        )(jnp.arange(self.workers), state.agent, state.replay, state.rollout)
+
+        agents = jax.vmap(self.agent.observe, in_axes=(0, None))(learned.state, trajectory)
+        update = state.update + 1
+        agents, apart = jax.lax.cond(
+            update % self.average_every == 0, _average, lambda agents: (agents, jnp.full((), jnp.nan)), agents
+        )
+        metrics = {
+            **jax.tree.map(lambda x: jnp.mean(x, axis=0), learned.metrics),
+            **jax.tree.map(lambda x: jnp.sum(x, axis=0), ended),
+            "worker_distance": apart,
+        }
+        finite = program.rollout_finite(self.agent, trajectory)
+        return RunState(state.key, update, agents, learned.replay, following), metrics, finite
+
+    def agent_state(self, state: RunState) -> PyTree:
+        """Return the mean of the workers' States, which between two averages is nobody's."""
+        return jax.tree.map(lambda x: x[0], distributed.local(jax.jit(_average)(state.agent)[0]))
+
+    def explain(self) -> str:
+        """Say in a small table who runs where, and how many bytes move in an update, averages spread over all."""
+        share = self.sizes.num_envs // self.workers
+        shares = [numbers(i * share, share) for i in range(self.workers)]
+        shapes = [x for x in jax.tree.leaves(jax.eval_shape(self._start, jax.random.key(0)).agent) if _averaged(x)]
+        moved = nbytes(shapes) // self.workers // self.average_every if len(self.devices) > 1 else 0
+        return _explain(self.devices, shares, moved, self.average_every)
+
+
+def _join(trajectory: Trajectory) -> Trajectory:
+    """Return trajectories [W, T, B, ...] as one of all environments, [T, W * B, ...]."""
+    rows = lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])  # noqa: E731
+    by_env = lambda x: x.reshape(-1, *x.shape[2:])  # noqa: E731
+    ends = {"carry", "end_carry", "policy_version"}
+    fields = {name: jax.tree.map(rows, value) for name, value in trajectory._asdict().items() if name not in ends}
+    carries = {name: jax.tree.map(by_env, getattr(trajectory, name)) for name in ("carry", "end_carry")}
+    return Trajectory(**fields, **carries, policy_version=trajectory.policy_version[0])
+
+
+def _averaged(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def _average(agents: PyTree) -> tuple[PyTree, Array]:
+    """Return workers' States [W, ...] each as their mean, and their root mean square distance from it."""
+    mean = lambda x: jnp.broadcast_to(jnp.mean(x, axis=0, keepdims=True), x.shape) if _averaged(x) else x  # noqa: E731
+    means = jax.tree.map(mean, agents)
+    pairs = [(x, y) for x, y in zip(jax.tree.leaves(agents), jax.tree.leaves(means), strict=True) if _averaged(x)]
+    squares = [jnp.sum(jnp.square(x - y)) for x, y in pairs]
+    return means, jnp.sqrt(sum(squares, jnp.zeros(())) / sum(x.size for x, _ in pairs))

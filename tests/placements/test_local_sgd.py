@@ -1,0 +1,212 @@
+"""LocalSGD: alone between averages, equal after them, and the global gradient where nothing but its sum is averaged."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import podium
+from podium.agent import Agent
+from podium.agents import a2c, dqn, impala, ppo
+
+NUM_ENVS, LENGTH = 16, 8
+
+AGENTS: dict[str, tuple[Agent, int]] = {
+    "ppo": (ppo.make(ppo.Config(hidden_sizes=(16,), num_epochs=2, num_minibatches=2)), 3),
+    "ppo gru": (ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2, memory="gru", memory_size=16)), 3),
+    "a2c": (a2c.make(a2c.Config(hidden_sizes=(16,))), 3),
+    "impala": (impala.make(impala.Config(hidden_sizes=(16,))), 3),
+    "dqn": (
+        dqn.make(dqn.Config(hidden_sizes=(16,), batch_size=32, num_updates=2, min_replay_size=256, n_step=3)),
+        6,
+    ),
+}
+
+
+def run(placement: Any, agent: Agent, updates: int, env: Any = "podium/Catch", seed: int = 0) -> tuple[Any, Any, Any]:
+    """Return the agent's state after `updates` iterations, metrics, and the program's own state."""
+    env = podium.envs.make(env) if isinstance(env, str) else env
+    program = placement.build(agent, env, num_envs=NUM_ENVS, rollout_length=LENGTH, max_updates=updates, num_lanes=1)
+    state, metrics = program.chunk(program.init(seed), updates)
+    return jax.device_get(program.agent_state(state)), metrics, state
+
+
+def plain(agent: Agent, rate: float = 0.01) -> Agent:
+    """Return `agent` with plain gradient descent."""
+
+    def apply(state: Any, grads: Any) -> Any:
+        gradient = getattr(grads, "params", grads)
+        return state._replace(params=jax.tree.map(lambda x, g: x - rate * g, state.params, gradient))
+
+    return agent._replace(apply=apply)
+
+
+def close(a: Any, b: Any, tolerance: float = 1e-6) -> None:
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance, err_msg=jax.tree_util.keystr(path))
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * ("gru" in name)) for name in AGENTS])
+def test_one_worker_is_single(name: str) -> None:
+    agent, updates = AGENTS[name]
+    alone, metrics, _ = run(podium.LocalSGD(workers=1, devices=1), agent, updates)
+    single, expected, _ = run(podium.Single(), agent, updates)
+    close(alone, single)
+    for key in expected:
+        np.testing.assert_allclose(metrics[key], expected[key], 1e-4, 1e-5, err_msg=key)
+
+
+ONE_STEP: dict[str, Agent] = {
+    "a2c": a2c.make(a2c.Config(hidden_sizes=(16,))),
+    "ppo normalized": ppo.make(
+        ppo.Config(
+            hidden_sizes=(16,),
+            num_epochs=1,
+            num_minibatches=1,
+            normalize_advantage=False,
+            normalize_obs=True,
+            normalize_reward=True,
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ONE_STEP)
+def test_averaging_every_plain_gradient_step_is_the_global_gradient(name: str) -> None:
+    agent = plain(ONE_STEP[name])
+    together, _, _ = run(podium.LocalSGD(workers=4, average_every=1), agent, 3)
+    single, _, _ = run(podium.Single(), agent, 3)
+    close(together, single)
+    before, _, _ = run(podium.Single(), plain(agent, rate=0.0), 1)
+    moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), before.params, single.params)
+    assert max(jax.tree.leaves(moved)) > 1e-4
+
+
+def test_workers_differ_between_averages_and_are_one_after_them() -> None:
+    agent, _ = AGENTS["ppo"]
+    placement = podium.LocalSGD(workers=4, average_every=3)
+    apart = lambda state: max(float(jnp.max(jnp.abs(x - x[:1]))) for x in jax.tree.leaves(state.agent.params))  # noqa: E731
+    _, _, state = run(placement, agent, 2)
+    assert apart(state) > 1e-4
+    _, metrics, state = run(placement, agent, 3)
+    assert apart(state) == 0
+    distance = metrics["worker_distance"]
+    assert np.isnan(distance[:2]).all()
+    assert distance[2] > 1e-4
+
+
+def test_the_mean_stands_for_the_workers_between_averages() -> None:
+    agent, _ = AGENTS["ppo"]
+    mean, _, state = run(podium.LocalSGD(workers=4, average_every=3), agent, 2)
+    close(mean.params, jax.tree.map(lambda x: np.asarray(x).mean(0), state.agent.params))
+
+
+def test_the_first_rollout_is_that_of_every_other_placement() -> None:
+    agent, _ = AGENTS["ppo"]
+    ours = run(podium.LocalSGD(workers=4), agent, 1)[2].rollout
+    anakin = run(podium.Anakin(1), agent, 1)[2].rollout
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(anakin), strict=True):
+        assert np.asarray(x).reshape(y.shape).tobytes() == np.asarray(y).tobytes()
+
+
+def test_counters_count_the_steps_of_all_workers() -> None:
+    agent, updates = AGENTS["a2c"]
+    state, _, _ = run(podium.LocalSGD(workers=4, average_every=5), agent, updates)
+    assert state.env_steps == updates * NUM_ENVS * LENGTH
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_the_number_of_devices_changes_nothing(name: str) -> None:
+    agent, updates = AGENTS[name]
+    one, _, _ = run(podium.LocalSGD(workers=4, average_every=2, devices=1), agent, updates)
+    for devices in (2, 4):
+        several, _, _ = run(podium.LocalSGD(workers=4, average_every=2, devices=devices), agent, updates)
+        close(one, several)
+
+
+def test_only_averages_cross_devices_and_only_when_due() -> None:
+    agent, _ = AGENTS["ppo"]
+    placement = podium.LocalSGD(workers=4, average_every=2, devices=4)
+    program = placement.build(
+        agent, podium.envs.make("podium/Catch"), num_envs=NUM_ENVS, rollout_length=LENGTH, max_updates=4
+    )
+    text = program.compiled_text()
+    pattern = r"= .*?\s(all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+    found = re.findall(pattern, text)
+    assert found
+    assert set(found) == {"all-reduce"}
+    # The State's numbers, and the distance, within the branch of a conditional; metrics and the check for NaN outside.
+    branches = re.findall(r"true_computation=%?([\w.\-]+)|branch_computations=\{([^}]*)\}", text)
+    names = [name.strip().lstrip("%") for pair in branches for part in pair for name in part.split(",") if name]
+    within = "".join(body for body in text.split("\n\n") if any(re.match(rf"%?{re.escape(n)} ", body) for n in names))
+    shapes = re.findall(r"= .*?f32\[([\d,]*)\].*? all-reduce\(", text.replace(within, ""))
+    assert all(np.prod([int(n) for n in shape.split(",") if n], initial=1) <= 64 for shape in shapes), shapes
+
+
+def test_it_says_who_runs_where_and_what_moves() -> None:
+    agent, _ = AGENTS["ppo"]
+    placement = podium.LocalSGD(workers=4, average_every=2, devices=2)
+    assert re.search(r"worker 3 +cpu:1 .*", placement.explain())
+    program = placement.build(agent, podium.envs.make("podium/Catch"), num_envs=NUM_ENVS, rollout_length=LENGTH)
+    text = program.explain()
+    assert "environments 12 to 15" in text
+    size = sum(4 * x.size for x in jax.tree.leaves(program.agent_state(program.init(0))) if x.dtype == np.float32)
+    assert f"{size / 2 / 1000:.3g} kB" in text
+    assert "nothing moves" in podium.LocalSGD(workers=4, devices=1).explain()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes", "words"),
+    [
+        ({"workers": 0}, {}, "workers=0 must be a positive integer"),
+        ({"average_every": 0.5}, {}, "average_every=0.5 must be a positive integer"),
+        ({"workers": 3, "devices": 2}, {}, "workers=3 is not divisible by devices=2; use workers=4"),
+        ({"workers": 5}, {}, "num_envs=16 is not divisible by workers=5; use 15 or 20"),
+        ({"workers": 4}, {"seeds": 2}, "LocalSGD runs one seed"),
+        ({"workers": 4, "devices": 1}, {"num_lanes": 3}, "num_lanes=3 must divide num_envs=4"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict[str, Any], sizes: dict[str, Any], words: str) -> None:
+    agent, env = AGENTS["ppo"][0], podium.envs.make("podium/Catch")
+    with pytest.raises(ValueError, match=words):
+        podium.LocalSGD(**{"devices": 1, **changes}).build(agent, env, num_envs=16, rollout_length=8, **sizes)
+
+
+def test_a_run_goes_on_exactly(tmp_path: Path) -> None:
+    agent, _ = AGENTS["ppo"]
+    settings: dict[str, Any] = {
+        "num_envs": NUM_ENVS,
+        "rollout_length": LENGTH,
+        "placement": podium.LocalSGD(workers=4, average_every=3, devices=2),
+        "eval_every": 0,
+        "log_every": 128,
+        "progress": False,
+    }
+    whole = podium.train(agent, "podium/Catch", num_steps=128 * 8, **settings)
+    podium.train(agent, "podium/Catch", num_steps=128 * 5, run_dir=tmp_path / "run", **settings)
+    resumed = podium.train(agent, "podium/Catch", num_steps=128 * 8, run_dir=tmp_path / "run", resume=True, **settings)
+    assert resumed.summary["params_sha256"] == whole.summary["params_sha256"]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "ppo")) for n in ("ppo", "dqn")])
+def test_it_learns(name: str) -> None:
+    agents = {
+        "ppo": ppo.make(ppo.Config(learning_rate=1e-3)),
+        "dqn": dqn.make(dqn.Config(learning_rate=1e-3, batch_size=64, buffer_capacity=20_000)),
+    }
+    result = podium.train(
+        agents[name],
+        "podium/Catch",
+        num_steps=200_000,
+        num_envs=64 if name == "ppo" else 16,
+        rollout_length=32 if name == "ppo" else 1,
+        placement=podium.LocalSGD(workers=4, devices=1),
+        progress=False,
+    )
+    assert result.summary["eval_return"] >= 0.9
