@@ -215,7 +215,8 @@ class Run:
         self._pace.measure(num_updates, seconds)
         self._tally.add(metrics, num_updates, seconds)
         self._train_seconds += seconds
-        self._train_steps += num_updates * self.schedule.steps_per_update * self.program.sizes.seeds
+        nominal = num_updates * self.schedule.steps_per_update * self.program.sizes.seeds
+        self._train_steps += int(np.sum(metrics.get("valid_steps", nominal)))
 
     def _stop(self, state: PyTree, update: int, stopped: str | None) -> None:
         """Write a row, evaluate and save, as the schedule says; after a signal the resumed run evaluates."""
@@ -239,14 +240,17 @@ class Run:
         return {"env_steps": steps} | ({"frames": steps * frames} if frames > 1 else {})
 
     def _row(self, update: int) -> dict[str, Any]:
-        steps = self._tally.updates * self.schedule.steps_per_update * self.program.sizes.seeds
+        nominal = self._tally.updates * self.schedule.steps_per_update * self.program.sizes.seeds
+        averages = self._tally.averages()
+        # Where not every row is a step of an environment, those that are have been counted.
+        steps = float(np.sum(averages.get("valid_steps", nominal)))
         return {
             **self._steps(update),
             "updates": update,
             "wall_seconds": self._wall_seconds(),
             "steps_per_second": steps / self._tally.seconds,
             "compile_seconds": self.program.compile_seconds,
-            **self._tally.averages(),
+            **averages,
         }
 
     def _require_finite(self, finite: Any, metrics: dict[str, Any], update: int) -> None:

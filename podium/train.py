@@ -12,6 +12,7 @@ import numpy as np
 from podium import distributed
 from podium.agent import Agent
 from podium.env import Env
+from podium.evaluate import DEFAULT_MAX_STEPS
 from podium.host import HostEnvs
 from podium.loop import Evaluator, Result, Run, catch_signals
 from podium.placement.anakin import Anakin
@@ -55,7 +56,8 @@ def train(
       env: a pure environment, or a name for `podium.envs.make`.
       num_steps: environment steps of each seed; rounded down to whole iterations of `num_envs * rollout_length`.
       num_envs: environments side by side, B.
-      rollout_length: steps of each environment an iteration, T; None takes the agent's own.
+      rollout_length: steps of each environment an iteration, T; None takes the agent's own (under `Evolution`, which
+        plays whole episodes, the environment's limit).
       placement: where everything runs; None is `Anakin()`, every device.
       seed: fixes everything random.
       seeds: independent runs in one program; metrics then are lists, one number a seed.
@@ -84,7 +86,6 @@ def train(
     """
     if resume and run_dir is None:
         raise ValueError("resume=True needs run_dir, the folder of the run to go on with.")
-    rollout_length = agent.rollout_length if rollout_length is None else rollout_length
     _check_integers(
         1,
         num_steps=num_steps,
@@ -100,6 +101,8 @@ def train(
         raise ValueError(f"wandb={wandb!r} is not a mode; use 'disabled', 'offline' or 'online'.")
     env, env_record = _resolve_env(env, env_options)
     placement = Anakin() if placement is None else placement
+    if rollout_length is None:
+        rollout_length = usual_length(placement, agent, env)
     schedule = make_schedule(num_steps, num_envs * rollout_length, eval_every, checkpoint_every, log_every)
     folder = _find_folder(run_dir, resume)
     # No two stops lie further apart than the beginning and the first.
@@ -148,6 +151,13 @@ def train(
         if distributed.is_first():
             run.sinks.extend(_make_sinks(run.folder, schedule, run.rows, progress, wandb, config, sinks))
         return run.loop(state)
+
+
+def usual_length(placement: Placement, agent: Agent, env: Env | HostEnvs) -> int:
+    """Return the steps of a rollout where the user names none."""
+    if getattr(placement, "whole_episodes", False):
+        return env.spec.max_episode_steps or DEFAULT_MAX_STEPS
+    return agent.rollout_length
 
 
 def _check_integers(least: int, **values: Any) -> None:
