@@ -75,6 +75,10 @@ class FusedProgram:
         """Return the next state, metrics, and [B] whether each environment gave finite numbers only."""
         raise NotImplementedError
 
+    def _settle(self, state: Any) -> Any:
+        """Return the state as a chunk hands it over: `state.agent` is the agent's State whatever was kept meanwhile."""
+        return state
+
     def init(self, seed: int) -> Any:
         """Return the first state."""
         return program.run_once(self._start, self._shardings)(jax.random.key(seed))
@@ -99,6 +103,7 @@ class FusedProgram:
 
             begin = state, metrics, jnp.ones(self.sizes.num_envs, bool)
             state, metrics, finite = jax.lax.fori_loop(0, num_updates, body, begin)
+        state = self._settle(state)
         return state, {**metrics, "finite": program.chunk_finite(state, finite)}
 
     def _whole(self, state: Any, num_updates: Array) -> tuple[Any, Metrics]:

@@ -7,7 +7,7 @@ worker is a share of the environments with an agent's State of its own, and only
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from podium.learn import learn
 from podium.placement import program
 from podium.placement.devices import Devices, resolve_devices
 from podium.placement.fused import FusedProgram, trajectory_specs
-from podium.placement.program import RunState, Sizes
+from podium.placement.program import Sizes
 from podium.placement.table import Move, Role, device_name, nbytes, numbers, table
 from podium.rollout import RolloutState, rollout
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
@@ -110,11 +110,28 @@ def _explain(devices: list[jax.Device], shares: list[str], average: int | str, e
     return table(title, roles, moves, f"Workers are averaged {often}; each acts with its own newest parameters.")
 
 
-class LocalSGDProgram(FusedProgram):
-    """The program for one agent, one environment and one set of sizes; a `Program`.
+class LocalSGDState(NamedTuple):
+    """A run of W workers, and all that a checkpoint holds.
 
-    In its `RunState` the agent's State, the replay and the environments have an axis of workers in front, [W, ...].
+    Attributes:
+      key: of the run; every iteration's keys are folded from it and `update`.
+      update: int32, iterations done.
+      agent: the mean of the workers' States at the last average or the end of the last chunk.
+      workers: their States, [W, ...].
+      replay: of each worker, [W, ...], or `()`.
+      rollout: where the environments of each worker stand, [W, B / W, ...].
     """
+
+    key: Key
+    update: Array
+    agent: PyTree
+    workers: PyTree
+    replay: PyTree
+    rollout: RolloutState
+
+
+class LocalSGDProgram(FusedProgram):
+    """The program for one agent, one environment and one set of sizes; a `Program`."""
 
     def __init__(
         self,
@@ -129,21 +146,26 @@ class LocalSGDProgram(FusedProgram):
         self.workers, self.average_every = workers, average_every
         super().__init__(agent, env, sizes, devices, "worker", max_updates)
 
-    def _start(self, key: Key) -> RunState:
+    def _start(self, key: Key) -> LocalSGDState:
         share = dataclasses.replace(self.sizes, num_envs=self.sizes.num_envs // self.workers)
         whole = program.start(key, self.agent._replace(replay=None), self.env, self.sizes)
         replay = program.start(key, self.agent, self.env, share).replay
-        each = lambda tree: jax.tree.map(lambda x: jnp.broadcast_to(x, (self.workers, *x.shape)), tree)  # noqa: E731
         split = lambda x: x.reshape(self.workers, share.num_envs, *x.shape[1:])  # noqa: E731
-        return whole._replace(agent=each(whole.agent), replay=each(replay), rollout=jax.tree.map(split, whole.rollout))
+        rollouts = jax.tree.map(split, whole.rollout)
+        workers = self._each(jax.tree.map(jnp.copy, whole.agent))
+        return LocalSGDState(whole.key, whole.update, whole.agent, workers, self._each(replay), rollouts)
 
-    def _partition(self) -> RunState:
+    def _each(self, tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.workers, *x.shape)), tree)
+
+    def _partition(self) -> LocalSGDState:
         shapes = jax.eval_shape(self._start, jax.random.key(0))
         split = lambda tree: jax.tree.map(lambda x: P("worker"), tree)  # noqa: E731
         once: Any = P()
-        return RunState(once, once, split(shapes.agent), split(shapes.replay), split(shapes.rollout))
+        agent = jax.tree.map(lambda x: P(), shapes.agent)
+        return LocalSGDState(once, once, agent, split(shapes.workers), split(shapes.replay), split(shapes.rollout))
 
-    def _iterate(self, state: RunState) -> tuple[RunState, Metrics, Array]:
+    def _iterate(self, state: LocalSGDState) -> tuple[LocalSGDState, Metrics, Array]:
         rollout_key, learn_key = keys.iteration(state.key, state.update)
         alone = self.agent._replace(observe=lambda agent_state, trajectory: agent_state)
 
@@ -167,31 +189,38 @@ class LocalSGDProgram(FusedProgram):
             in_specs=by_worker,
             out_specs=(by_worker, by_worker, trajectory_specs("worker"), by_worker),
             check_vma=False,
-        )(jnp.arange(self.workers), state.agent, state.replay, state.rollout)
+        )(jnp.arange(self.workers), state.workers, state.replay, state.rollout)
 
-        agents = jax.vmap(self.agent.observe, in_axes=(0, None))(learned.state, trajectory)
+        workers = jax.vmap(self.agent.observe, in_axes=(0, None))(learned.state, trajectory)
         update = state.update + 1
-        agents, apart = jax.lax.cond(
-            update % self.average_every == 0, _average, lambda agents: (agents, jnp.full((), jnp.nan)), agents
+        agent, workers, distance = jax.lax.cond(
+            update % self.average_every == 0,
+            self._meet,
+            lambda workers: (state.agent, workers, jnp.full((), jnp.nan)),
+            workers,
         )
         metrics = {
             **jax.tree.map(lambda x: jnp.mean(x, axis=0), learned.metrics),
             **jax.tree.map(lambda x: jnp.sum(x, axis=0), ended),
-            "worker_distance": apart,
+            "worker_distance": distance,
         }
         finite = program.rollout_finite(self.agent, trajectory)
-        return RunState(state.key, update, agents, learned.replay, following), metrics, finite
+        return LocalSGDState(state.key, update, agent, workers, learned.replay, following), metrics, finite
 
-    def agent_state(self, state: RunState) -> PyTree:
-        """Return the mean of the workers' States, which between two averages is nobody's."""
-        return jax.tree.map(lambda x: x[0], distributed.local(jax.jit(_average)(state.agent)[0]))
+    def _meet(self, workers: PyTree) -> tuple[PyTree, PyTree, Array]:
+        """Return the mean of the workers' States, it again for each of them, and their distance from it."""
+        agent = _mean(workers)
+        return agent, self._each(agent), _distance(workers, agent)
+
+    def _settle(self, state: LocalSGDState) -> LocalSGDState:
+        return state._replace(agent=_mean(state.workers))
 
     def explain(self) -> str:
         """Say in a small table who runs where, and how many bytes move in an update, averages spread over all."""
         share = self.sizes.num_envs // self.workers
         shares = [numbers(i * share, share) for i in range(self.workers)]
         shapes = [x for x in jax.tree.leaves(jax.eval_shape(self._start, jax.random.key(0)).agent) if _averaged(x)]
-        moved = nbytes(shapes) // self.workers // self.average_every if len(self.devices) > 1 else 0
+        moved = nbytes(shapes) // self.average_every if len(self.devices) > 1 else 0
         return _explain(self.devices, shares, moved, self.average_every)
 
 
@@ -209,10 +238,12 @@ def _averaged(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
-def _average(agents: PyTree) -> tuple[PyTree, Array]:
-    """Return workers' States [W, ...] each as their mean, and their root mean square distance from it."""
-    mean = lambda x: jnp.broadcast_to(jnp.mean(x, axis=0, keepdims=True), x.shape) if _averaged(x) else x  # noqa: E731
-    means = jax.tree.map(mean, agents)
-    pairs = [(x, y) for x, y in zip(jax.tree.leaves(agents), jax.tree.leaves(means), strict=True) if _averaged(x)]
-    squares = [jnp.sum(jnp.square(x - y)) for x, y in pairs]
-    return means, jnp.sqrt(sum(squares, jnp.zeros(())) / sum(x.size for x, _ in pairs))
+def _mean(workers: PyTree) -> PyTree:
+    """Return the mean of States [W, ...]; what is no number with a fraction is the first worker's."""
+    return jax.tree.map(lambda x: jnp.mean(x, axis=0) if _averaged(x) else x[0], workers)
+
+
+def _distance(workers: PyTree, mean: PyTree) -> Array:
+    """Return the root mean square of what lies between States [W, ...] and their mean."""
+    pairs = [(x, y) for x, y in zip(jax.tree.leaves(workers), jax.tree.leaves(mean), strict=True) if _averaged(x)]
+    return jnp.sqrt(sum((jnp.sum(jnp.square(x - y)) for x, y in pairs), jnp.zeros(())) / sum(x.size for x, _ in pairs))

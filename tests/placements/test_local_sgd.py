@@ -37,7 +37,7 @@ def run(placement: Any, agent: Agent, updates: int, env: Any = "podium/Catch", s
     return jax.device_get(program.agent_state(state)), metrics, state
 
 
-def plain(agent: Agent, rate: float = 0.01) -> Agent:
+def plain(agent: Agent, rate: float = 1e-3) -> Agent:
     """Return `agent` with plain gradient descent."""
 
     def apply(state: Any, grads: Any) -> Any:
@@ -82,16 +82,16 @@ def test_averaging_every_plain_gradient_step_is_the_global_gradient(name: str) -
     agent = plain(ONE_STEP[name])
     together, _, _ = run(podium.LocalSGD(workers=4, average_every=1), agent, 3)
     single, _, _ = run(podium.Single(), agent, 3)
-    close(together, single)
+    close(together, single, 1e-5)  # Another order of sums, of numbers of several units where they are normalised.
     before, _, _ = run(podium.Single(), plain(agent, rate=0.0), 1)
     moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), before.params, single.params)
-    assert max(jax.tree.leaves(moved)) > 1e-4
+    assert max(jax.tree.leaves(moved)) > 1e-5
 
 
 def test_workers_differ_between_averages_and_are_one_after_them() -> None:
     agent, _ = AGENTS["ppo"]
     placement = podium.LocalSGD(workers=4, average_every=3)
-    apart = lambda state: max(float(jnp.max(jnp.abs(x - x[:1]))) for x in jax.tree.leaves(state.agent.params))  # noqa: E731
+    apart = lambda state: max(float(jnp.max(jnp.abs(x - x[:1]))) for x in jax.tree.leaves(state.workers.params))  # noqa: E731
     _, _, state = run(placement, agent, 2)
     assert apart(state) > 1e-4
     _, metrics, state = run(placement, agent, 3)
@@ -104,7 +104,7 @@ def test_workers_differ_between_averages_and_are_one_after_them() -> None:
 def test_the_mean_stands_for_the_workers_between_averages() -> None:
     agent, _ = AGENTS["ppo"]
     mean, _, state = run(podium.LocalSGD(workers=4, average_every=3), agent, 2)
-    close(mean.params, jax.tree.map(lambda x: np.asarray(x).mean(0), state.agent.params))
+    close(mean.params, jax.tree.map(lambda x: np.asarray(x).mean(0), state.workers.params))
 
 
 def test_the_first_rollout_is_that_of_every_other_placement() -> None:
@@ -130,6 +130,41 @@ def test_the_number_of_devices_changes_nothing(name: str) -> None:
         close(one, several)
 
 
+def largest_sums(text: str, within_conditional: bool) -> int:
+    """Return the elements of the largest all-reduce in a compiled loop, in conditionals of it or elsewhere in it."""
+    bodies: dict[str, list[str]] = {}
+    name = ""
+    for line in text.splitlines():
+        header = re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{\s*$", line)
+        if header and not line.startswith(" "):
+            name = header.group(1)
+            bodies[name] = []
+        elif name:
+            bodies[name].append(line)
+    largest = 0
+    entry = next(re.findall(r"%?([\w.\-]+)", line)[1] for line in text.splitlines() if line.startswith("ENTRY"))
+
+    def visit(name: str, in_loop: bool, in_conditional: bool) -> None:
+        nonlocal largest
+        for line in bodies[name]:
+            sums = re.search(r"= (.*?) all-reduce(?:-start)?\(", line)
+            if sums and in_loop and in_conditional == within_conditional:
+                shapes = [axes.split(",") for axes in re.findall(r"\w\[([\d,]*)\]", sums.group(1))]
+                largest = max(largest, *(int(np.prod([int(n) for n in axes if n], initial=1)) for axes in shapes))
+            branches = re.findall(r"(?:true_computation|false_computation)=%?([\w.\-]+)", line)
+            for group in re.findall(r"branch_computations=\{([^}]*)\}", line):
+                branches += [branch.strip().lstrip("%") for branch in group.split(",")]
+            for branch in branches:
+                visit(branch, in_loop, True)
+            for body in re.findall(r" body=%?([\w.\-]+)", line):
+                visit(body, True, in_conditional)
+            for function in re.findall(r" (?:to_apply|calls)=%?([\w.\-]+)", line):
+                visit(function, in_loop, in_conditional)
+
+    visit(entry, False, False)
+    return largest
+
+
 def test_only_averages_cross_devices_and_only_when_due() -> None:
     agent, _ = AGENTS["ppo"]
     placement = podium.LocalSGD(workers=4, average_every=2, devices=4)
@@ -138,15 +173,10 @@ def test_only_averages_cross_devices_and_only_when_due() -> None:
     )
     text = program.compiled_text()
     pattern = r"= .*?\s(all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
-    found = re.findall(pattern, text)
-    assert found
-    assert set(found) == {"all-reduce"}
-    # The State's numbers, and the distance, within the branch of a conditional; metrics and the check for NaN outside.
-    branches = re.findall(r"true_computation=%?([\w.\-]+)|branch_computations=\{([^}]*)\}", text)
-    names = [name.strip().lstrip("%") for pair in branches for part in pair for name in part.split(",") if name]
-    within = "".join(body for body in text.split("\n\n") if any(re.match(rf"%?{re.escape(n)} ", body) for n in names))
-    shapes = re.findall(r"= .*?f32\[([\d,]*)\].*? all-reduce\(", text.replace(within, ""))
-    assert all(np.prod([int(n) for n in shape.split(",") if n], initial=1) <= 64 for shape in shapes), shapes
+    assert set(re.findall(pattern, text)) == {"all-reduce"}
+    # Within the loop over iterations only scalars are summed (metrics, the check for NaN), but in its conditional.
+    assert largest_sums(text, within_conditional=False) <= 64
+    assert largest_sums(text, within_conditional=True) >= 16
 
 
 def test_it_says_who_runs_where_and_what_moves() -> None:
