@@ -6,6 +6,7 @@ from podium.load import load
 from podium.loop import NonFiniteError, Result
 from podium.placement.anakin import Anakin
 from podium.placement.devices import request_cpu_threads, request_devices
+from podium.placement.parameter_server import ParameterServer
 from podium.placement.sebulba import Sebulba
 from podium.placement.single import Single
 from podium.train import train
@@ -15,6 +16,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Anakin",
     "NonFiniteError",
+    "ParameterServer",
     "Policy",
     "Result",
     "Sebulba",
