@@ -8,6 +8,7 @@ from podium.placement.anakin import Anakin
 from podium.placement.devices import request_cpu_threads, request_devices
 from podium.placement.evolution import Evolution
 from podium.placement.local_sgd import LocalSGD
+from podium.placement.parameter_server import ParameterServer
 from podium.placement.sebulba import Sebulba
 from podium.placement.single import Single
 from podium.train import train
@@ -19,6 +20,7 @@ __all__ = [
     "Evolution",
     "LocalSGD",
     "NonFiniteError",
+    "ParameterServer",
     "Policy",
     "Result",
     "Sebulba",

@@ -235,14 +235,19 @@ def progress_line(row: Row, total_env_steps: int) -> str:
 
 
 def _of_actors(row: Row) -> list[str]:
-    """Say how stale the policies were, who waited, and where the time went, where threads act and a learner learns."""
+    """Say how stale the policies or gradients were, who waited, and where the time went, where threads act."""
     if "policy_lag_max" not in row:
         return []
+    lost = sum(row.get(name, 0) for name in ("dropped_batches", "dropped_gradients", "nonfinite_gradients"))
+    dropped = f"  {lost:.0f} dropped" if lost else ""
+    lag = _mean(row["policy_lag_mean"])  # None where nothing was learnt from yet.
+    parts = [] if lag is None else [f"lag {lag:.1f}, at most {row['policy_lag_max']:.0f}{dropped}"]
+    if "worker_idle" in row:
+        return [*parts, f"idle: workers {100 * row['worker_idle']:.0f}% server {100 * row['server_idle']:.0f}%"]
     seconds = [row[name] for name in ("env_seconds", "inference_seconds", "learn_seconds")]
     env, inference, learn = (f"{100 * value / max(sum(seconds), 1e-9):.0f}" for value in seconds)
-    dropped = f"  {row['dropped_batches']:.0f} dropped" if row["dropped_batches"] else ""
     return [
-        f"lag {row['policy_lag_mean']:.1f}, at most {row['policy_lag_max']:.0f}{dropped}",
+        *parts,
         f"idle: actors {100 * row['actor_idle']:.0f}% learner {100 * row['learner_idle']:.0f}%",
         f"time: env {env}% inference {inference}% learning {learn}%",
     ]

@@ -190,6 +190,20 @@ def test_progress_line_takes_lists_per_seed():
     assert "episode_return 2" in progress_line({"env_steps": 1, "episode_return": [1.0, 3.0, None]}, 10)
 
 
+def test_progress_line_tells_of_workers():
+    lost = {"dropped_gradients": 2.0, "nonfinite_gradients": 1.0}
+    row = {
+        "env_steps": 1,
+        "policy_lag_mean": 1.5,
+        "policy_lag_max": 3.0,
+        "worker_idle": 0.25,
+        "server_idle": 0.5,
+        **lost,
+    }
+    assert "lag 1.5, at most 3  3 dropped  idle: workers 25% server 50%" in progress_line(row, 10)
+    assert "lag" not in progress_line(row | {"policy_lag_mean": math.nan}, 10)
+
+
 def test_curve_is_a_png(tmp_path: Path):
     sink = CurveSink(tmp_path / "curve.png", rows=[{"env_steps": 0, "episode_return": 1.0, "loss": 3}])
     for step in range(10, 100, 10):

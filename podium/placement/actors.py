@@ -237,7 +237,56 @@ class Group:
         self._length[end] = 0
 
 
-class Actor(threading.Thread):
+class Watched(threading.Thread):
+    """A thread whose `progress` goes up with every step it does, so that one that died or hangs is noticed.
+
+    Attributes:
+      error: what it died of.
+      progress: steps done, whatever a step is; waiting for another thread counts as one too.
+    """
+
+    def __init__(self, name: str):
+        super().__init__(name=name, daemon=True)
+        self.error: BaseException | None = None
+        self.progress = 0
+
+
+class Watch:
+    """Looks after one thread; for a loop that waits for it and looks again every `POLL_SECONDS` or so.
+
+    Args:
+      thread: to look after.
+      timeout: seconds without progress after which it counts as hung.
+    """
+
+    def __init__(self, thread: Watched, timeout: float):
+        self._thread, self._timeout = thread, timeout
+        self._seen, self._waited, self._looked = thread.progress, 0.0, time.monotonic()
+
+    def look(self, alive: bool) -> None:
+        """Look once; `alive` says whether the thread was, before anything that it could have done last was looked for.
+
+        Raises:
+          ActorError: it died, or did not come a step further for `timeout` seconds.
+        """
+        thread = self._thread
+        if thread.error is not None:
+            where = "".join(traceback.format_exception(thread.error))
+            raise ActorError(f"{thread.name} died of {thread.error!r}.\n{where}") from thread.error
+        if not alive:
+            raise ActorError(f"{thread.name} ended without a word.")
+        # A look that took far longer than it should was none: the process was stopped, or the machine asleep.
+        now = time.monotonic()
+        moved = thread.progress != self._seen
+        self._waited = 0.0 if moved else self._waited + min(now - self._looked, 5 * POLL_SECONDS)
+        self._seen, self._looked = thread.progress, now
+        if self._waited > self._timeout:
+            frame = sys._current_frames().get(thread.ident or 0)
+            where = "".join(traceback.format_stack(frame)) if frame else ""
+            raise ActorError(f"{thread.name} has not come a step further for {self._timeout:g} s; it is at\n{where}")
+
+
+class Actor(Watched):
     """Plays rollout after rollout, and waits where the learner does not keep up.
 
     Args:
@@ -268,10 +317,8 @@ class Actor(threading.Thread):
         depth: int,
         stop: threading.Event,
     ):
-        super().__init__(name=f"podium-actor-{number}", daemon=True)
-        self.error: BaseException | None = None
+        super().__init__(f"podium-actor-{number}")
         self.pieces: queue.Queue[Piece] = queue.Queue(depth)
-        self._progress = 0
         self._idle_seconds = 0.0
         self._make_env, self._first_index, self._groups = make_env, first_index, groups
         self._compiled, self._run_key, self._start, self._slot = compiled, run_key, start, slot
@@ -331,7 +378,7 @@ class Actor(threading.Thread):
         began = time.perf_counter()
         group.receive(sums)
         sums["env_seconds"] += time.perf_counter() - began
-        self._progress += 1
+        self.progress += 1
         if self._stop_event.is_set():
             raise Stopped
 
@@ -344,7 +391,7 @@ class Actor(threading.Thread):
             try:
                 self.pieces.put(piece, timeout=POLL_SECONDS)
             except queue.Full:
-                self._progress += 1  # It waits for the learner, and is well.
+                self.progress += 1  # It waits for the learner, and is well.
             else:
                 self._idle_seconds = time.perf_counter() - began
                 return
@@ -355,25 +402,13 @@ class Actor(threading.Thread):
         Raises:
           ActorError: it died, or did not come a step further for `timeout` seconds.
         """
-        seen, waited, looked = self._progress, 0.0, time.monotonic()
+        watch = Watch(self, timeout)
         while True:
+            alive = self.is_alive()
             try:
                 return self.pieces.get(timeout=POLL_SECONDS)
             except queue.Empty:
-                pass
-            if self.error is not None:
-                where = "".join(traceback.format_exception(self.error))
-                raise ActorError(f"{self.name} died of {self.error!r}.\n{where}") from self.error
-            if not self.is_alive():
-                raise ActorError(f"{self.name} ended without a word.")
-            # A look that took far longer than it should was none: the process was stopped, or the machine asleep.
-            now = time.monotonic()
-            waited = waited + min(now - looked, 5 * POLL_SECONDS) if self._progress == seen else 0.0
-            seen, looked = self._progress, now
-            if waited > timeout:
-                frame = sys._current_frames().get(self.ident or 0)
-                where = "".join(traceback.format_stack(frame)) if frame else ""
-                raise ActorError(f"{self.name} has not come a step further for {timeout:g} s; it is at\n{where}")
+                watch.look(alive)
 
 
 class Compiled:

@@ -224,14 +224,14 @@ def make_learn(agent: Agent, sizes: Sizes, fold: Callable[..., Any] = jax.lax.sc
     return lambda key, state, replay, trajectory: learn(key, agent, state, replay, trajectory, sizes.num_lanes, fold)
 
 
-def gradient_bytes(agent: Agent, sizes: Sizes, state: PyTree, replay: PyTree, trajectory: Trajectory) -> int:
-    """Return the bytes of all gradients of an update, of one seed; shapes will do for `state` and what follows."""
-    size, steps = 0, 0
+def gradients(agent: Agent, sizes: Sizes, state: PyTree, replay: PyTree, trajectory: Trajectory) -> tuple[PyTree, int]:
+    """Return the shapes of a gradient of one seed, and how many an update takes; shapes will do for the arguments."""
+    shapes, steps = None, 0
 
     def grad(key: Key, state: PyTree, minibatch: PyTree) -> Any:
-        nonlocal size
+        nonlocal shapes
         gradient, aux = agent.grad(key, state, minibatch)
-        size = nbytes(gradient)
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), gradient)
         return gradient, aux
 
     def fold(step: Callable[..., Any], carry: PyTree, numbers: Array) -> Any:
@@ -240,7 +240,13 @@ def gradient_bytes(agent: Agent, sizes: Sizes, state: PyTree, replay: PyTree, tr
         return jax.lax.scan(step, carry, numbers)
 
     jax.eval_shape(make_learn(agent._replace(grad=grad), sizes, fold), jax.random.key(0), state, replay, trajectory)
-    return size * steps
+    return shapes, steps
+
+
+def gradient_bytes(agent: Agent, sizes: Sizes, state: PyTree, replay: PyTree, trajectory: Trajectory) -> int:
+    """Return the bytes of all gradients of an update, of one seed; shapes will do for `state` and what follows."""
+    shapes, steps = gradients(agent, sizes, state, replay, trajectory)
+    return nbytes(shapes) * steps
 
 
 def prepare(env: Env | HostEnvs) -> Env:
@@ -270,8 +276,12 @@ def rollout_finite(agent: Agent, trajectory: Trajectory) -> Array:
 
 def chunk_finite(state: RunState, envs_finite: Array) -> Array:
     """Return what a chunk says as "finite", [2]: of the agent's state, and of all that the environments [B] gave."""
-    leaves = [jnp.isfinite(x).all() for x in _floating(state.agent)]
-    return jnp.stack([functools.reduce(jnp.logical_and, leaves, jnp.ones((), bool)), envs_finite.all()])
+    return jnp.stack([all_finite(state.agent), envs_finite.all()])
+
+
+def all_finite(tree: PyTree) -> Array:
+    """Return a bool scalar, whether every number in `tree` is finite."""
+    return functools.reduce(jnp.logical_and, [jnp.isfinite(x).all() for x in _floating(tree)], jnp.ones((), bool))
 
 
 def _floating(tree: PyTree) -> list[Array]:

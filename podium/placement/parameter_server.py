@@ -1,0 +1,428 @@
+"""Parameter server (DistBelief, Dean et al. 2012; Gorila, Nair et al. 2015; A3C, Mnih et al. 2016): late gradients.
+
+Workers step environments of their own, act, and take gradients at the newest parameters they can read; the server
+applies the gradients one after another as they come, so that each may be late by those applied since it was begun.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from podium import distributed
+from podium.agent import Agent
+from podium.env import Env
+from podium.host import HostEnvs
+from podium.placement import program
+from podium.placement.actors import POLL_SECONDS, Watch
+from podium.placement.devices import Devices, resolve_devices
+from podium.placement.program import RunState, Sizes
+from podium.placement.table import Move, Role, device_name, nbytes, numbers, table
+from podium.placement.workers import Compiled, Cut, Restarts, Server, Story, Worker
+from podium.types import Key, Metrics, PyTree
+
+STOP_SECONDS = 10.0
+"""How long a run that ends waits for its threads."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterServer:
+    """Let workers take gradients, each at its own pace, and one server apply them as they come.
+
+    Deliberate differences from the papers. Workers are threads of one process. The parameters are in one piece, on one
+    device, and gradients are applied under a lock; reading needs none, as arrays never change. So every gradient is
+    taken at a State that was whole at some time, and no two are ever mixed, as they may be in A3C and Hogwild (Niu et
+    al. 2011). A worker reads the newest State before every gradient, not once a rollout as in A3C. The optimiser's
+    statistics are the server's, shared by all.
+
+    An update is one iteration of every worker, `num_envs * rollout_length` steps, in any order. Each worker has a
+    replay of its own, of the agent's capacity, as in Gorila, and learns once that is filled as the agent asks; lanes
+    are cut from its environments. With one worker this is Single; with several, runs of one seed differ, for which
+    gradient comes first is a matter of time.
+
+    Args:
+      workers: threads, which divide `num_envs` among them.
+      devices: a number, a sequence of devices, or None for all there are; workers take turns in choosing one, and the
+        server's State is on the first.
+      max_lag: versions of the State (gradients applied) that a gradient may be behind; None lets all pass.
+      late: what becomes of later ones: "drop", or "weigh" by 1 / lag (Zhang et al. 2016, Staleness-aware Async-SGD;
+        with `max_lag=0` it is the paper's rule). The paper divides the step size, here it is the gradient, which is the
+        same for SGD and less than that for optimisers that normalise, such as Adam.
+      worker_timeout: seconds without a step after which a worker counts as hung and the run ends. A rollout is one
+        step and so is a gradient: allow for the longer of them.
+      restarts: iterations that failed and may be repeated, in the whole run; 0 ends the run at the first. The rollout
+        that failed is dropped; gradients that it gave before stay applied. Costs a copy of the replay an iteration.
+    """
+
+    workers: int = 4
+    devices: Devices = None
+    max_lag: int | None = None
+    late: Literal["drop", "weigh"] = "drop"
+    worker_timeout: float = 60.0
+    restarts: int = 0
+
+    def build(
+        self,
+        agent: Agent,
+        env: Env | HostEnvs,
+        *,
+        num_envs: int,
+        rollout_length: int,
+        seeds: int = 1,
+        num_lanes: int | None = None,
+        max_updates: int = 1,
+    ) -> ParameterServerProgram:
+        """Check every size and return the program; see `Placement.build`."""
+        program.check_sizes(num_envs, rollout_length, seeds, max_updates)
+        self._check()
+        if seeds != 1:
+            raise ValueError(
+                f"seeds={seeds}: ParameterServer runs one seed; use podium.Anakin for several in one program."
+            )
+        if (processes := distributed.num_processes()) > 1:
+            raise ValueError(
+                f"{processes} processes: ParameterServer runs in one; use podium.Anakin or podium.Sebulba."
+            )
+        if num_envs % self.workers:
+            low, high = num_envs // self.workers * self.workers, -(-num_envs // self.workers) * self.workers
+            use = f"{low} or {high}" if low else str(high)
+            raise ValueError(f"num_envs={num_envs} is not divisible by workers={self.workers}; use {use}.")
+        env = program.prepare(env)
+        devices = self._devices()
+        lanes = self._lanes(agent, env, num_envs, rollout_length, num_lanes)
+        return ParameterServerProgram(self, agent, env, Sizes(num_envs, rollout_length, 1, lanes), devices)
+
+    def _devices(self) -> list[jax.Device]:
+        return resolve_devices(self.devices)[: self.workers]
+
+    def _lanes(self, agent: Agent, env: Env, num_envs: int, rollout_length: int, requested: int | None) -> int:
+        """Return the lanes of all workers together; each has as many."""
+        if requested is not None and (requested < 1 or requested % self.workers):
+            raise ValueError(
+                f"num_lanes={requested} is not divisible by workers={self.workers}; leave it out to have it chosen."
+            )
+        own = None if requested is None else requested // self.workers
+        try:
+            lanes = program.resolve_lanes(agent, env, num_envs // self.workers, rollout_length, 1, own)
+        except ValueError as error:
+            raise error if self.workers == 1 else ValueError(f"In each of workers={self.workers}: {error}") from None
+        return lanes * self.workers
+
+    def _check(self) -> None:
+        if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 1:
+            raise ValueError(f"workers={self.workers!r} must be a positive integer; 4 is usual.")
+        for name in ("max_lag", "restarts"):
+            value = getattr(self, name)
+            if name == "max_lag" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ValueError(
+                    f"{name}={value!r} must be an integer of 0 or more; leave it out to {_LEFT_OUT[name]}."
+                )
+        if self.late not in ("drop", "weigh"):
+            raise ValueError(f"late={self.late!r} is not known; use 'drop' or 'weigh'.")
+        if self.late == "weigh" and self.max_lag is None:
+            raise ValueError(
+                "late='weigh' weighs nothing where max_lag=None lets all pass; use max_lag=0 to weigh all."
+            )
+        if not self.worker_timeout > 0:
+            raise ValueError(f"worker_timeout={self.worker_timeout!r} must be greater than 0 seconds; 60 is usual.")
+
+    def explain(self) -> str:
+        """Say in a small table who runs where and what moves; `ParameterServerProgram.explain` knows the numbers."""
+        self._check()
+        devices = self._devices()
+        away = sum(number % len(devices) > 0 for number in range(self.workers))
+        amounts: dict[str, int | str] = dict.fromkeys(_WAYS, 0)
+        if away:
+            amounts = {
+                "gradients": f"{away} * gradient steps * the parameters",
+                "states": f"at most {away} * (gradient steps + 1) * the agent's state",
+                "trajectories": f"{away} * num_envs / {self.workers} * rollout_length * a step",
+            }
+        return self._explain(devices, ["its share of the environments"] * self.workers, amounts)
+
+    def _explain(self, devices: list[jax.Device], shares: list[str], amounts: Mapping[str, int | str]) -> str:
+        roles = [Role("server", device_name(devices[0]), "the agent's state; applies gradients one by one")]
+        places = [device_name(devices[number % len(devices)]) for number in range(self.workers)]
+        roles += [Role("worker", place, share) for place, share in zip(places, shares, strict=True)]
+        moves = [Move(name, way, amounts[name]) for name, way in _WAYS.items()] if any(amounts.values()) else []
+        if self.max_lag is None:
+            late = "however many others were applied meanwhile"
+        else:
+            what = "dropped" if self.late == "drop" else "weighed by 1 / lag"
+            late = f"and {what} if more than {self.max_lag} others were applied meanwhile"
+        title = (
+            "ParameterServer: workers step environments, act and take gradients; a server applies them as they come."
+        )
+        return table(title, roles, moves, f"A gradient is taken at the newest state, {late}.")
+
+
+_LEFT_OUT = {"max_lag": "let all pass", "restarts": "repeat nothing"}
+_WAYS = {"gradients": "workers to server", "states": "server to workers", "trajectories": "workers to server"}
+
+
+class _Shapes(NamedTuple):
+    """Of what an iteration of one worker is given and makes: `play` and `take` are arguments of `Cut`'s functions."""
+
+    state: PyTree
+    play: tuple[Any, ...]
+    take: tuple[Any, ...]
+    trajectory: PyTree
+    gradient: PyTree
+    steps: int
+    metrics: Metrics
+
+
+class ParameterServerProgram:
+    """The compiled pieces of an iteration, and the threads that do them; a `Program`."""
+
+    def __init__(self, placement: ParameterServer, agent: Agent, env: Env, sizes: Sizes, devices: list[jax.Device]):
+        self.agent, self.env, self.sizes, self.devices = agent, env, sizes, devices
+        self.compile_seconds = 0.0
+        self._placement = placement
+        number = placement.workers
+        self._own = Sizes(sizes.num_envs // number, sizes.rollout_length, 1, sizes.num_lanes // number)
+        self._cut = Cut(agent, env, self._own, number)
+        self._restarts = Restarts(placement.restarts)
+        self._lowered: dict[tuple[str, jax.Device], Any] = {}
+        self._compiled: dict[jax.Device, Compiled] = {}
+        self._workers: list[Worker] = []
+        self._stop = threading.Event()
+
+    def _device(self, worker: int) -> jax.Device:
+        return self.devices[worker % len(self.devices)]
+
+    def init(self, seed: int) -> RunState:
+        """Return the first state."""
+        start = program.run_once(self._start, SingleDeviceSharding(self.devices[0]))(jax.random.key(seed))
+        places = [self._device(worker) for worker in range(self._cut.num_workers)]
+        empty = {device: program.run_once(self._empty_replay, SingleDeviceSharding(device)) for device in self.devices}
+        replay = () if self.agent.replay is None else tuple(empty[device]() for device in places)
+        rollout = tuple(jax.device_put(own, device) for own, device in zip(start.rollout, places, strict=True))
+        return start._replace(replay=replay, rollout=rollout)
+
+    def _start(self, key: Key) -> RunState:
+        """Return the first state without replays; of the environments, numbered through, each worker has a slice."""
+        whole = program.start(key, self.agent._replace(replay=None), self.env, self.sizes)
+        size = self._own.num_envs
+        cut = lambda worker: jax.tree.map(lambda x: x[worker * size : (worker + 1) * size], whole.rollout)  # noqa: E731
+        return whole._replace(rollout=tuple(cut(worker) for worker in range(self._cut.num_workers)))
+
+    def _empty_replay(self) -> PyTree:
+        return program.start(jax.random.key(0), self.agent, self.env, self._own).replay
+
+    def abstract_state(self) -> RunState:
+        """Return the state's shapes, dtypes and shardings."""
+        shapes, replay = jax.eval_shape(self._start, jax.random.key(0)), jax.eval_shape(self._empty_replay)
+        places = [self._device(worker) for worker in range(self._cut.num_workers)]
+        replays = () if self.agent.replay is None else tuple(_at(replay, device) for device in places)
+        rollouts = tuple(_at(own, device) for own, device in zip(shapes.rollout, places, strict=True))
+        return _at(shapes._replace(rollout=()), self.devices[0])._replace(replay=replays, rollout=rollouts)
+
+    @functools.cached_property
+    def _shapes(self) -> _Shapes:
+        """Trace an iteration of one worker, once, for its shapes."""
+        state = self.abstract_state()
+        number = jax.ShapeDtypeStruct((), np.int32)
+        replay = state.replay[0] if state.replay else ()
+        mine = state.key, number, number, number
+        rollout: Any = state.rollout
+        play = *mine, state.agent, rollout[0], replay
+        played = jax.eval_shape(self._cut.play, *play)
+        take = *mine, state.agent, played.replay, played.plan
+        gradient, steps = self._cut.gradients(*take[4:])
+        metrics = jax.eval_shape(self._cut.take, *take).metrics
+        return _Shapes(state.agent, play, take, played.trajectory, gradient, steps, metrics)
+
+    def lower(self) -> None:
+        """Trace every piece, once, without compiling it."""
+        if self._lowered:
+            return
+        began = time.perf_counter()
+        # Where an iteration may be repeated, it must find what it began with.
+        keeps = self._placement.restarts > 0
+        shapes = self._shapes
+        for device in self.devices:
+            play = _jit(self._cut.play, device, () if keeps else (5, 6))
+            take = _jit(self._cut.take, device, (5,) if self._cut.new_priorities and not keeps else ())
+            self._lowered["play", device] = play.lower(*_at(shapes.play, device))
+            self._lowered["take", device] = take.lower(*_at(shapes.take, device))
+        first = self.devices[0]
+        apply = shapes.state, shapes.gradient, jax.ShapeDtypeStruct((), np.float32)
+        self._lowered["apply", first] = _jit(self._cut.apply, first).lower(*_at(apply, first))
+        observe = shapes.state, shapes.trajectory
+        self._lowered["observe", first] = _jit(self.agent.observe, first).lower(*_at(observe, first))
+        self.compile_seconds += time.perf_counter() - began
+
+    def compile(self) -> None:
+        """Trace and compile every piece, once."""
+        if self._compiled:
+            return
+        self.lower()
+        began = time.perf_counter()
+        # Each device has a program of its own; XLA compiles them side by side.
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            done = dict(
+                zip(self._lowered, threads.map(lambda lowered: lowered.compile(), self._lowered.values()), strict=True)
+            )
+        self._apply, self._observe = done["apply", self.devices[0]], done["observe", self.devices[0]]
+        steps, metrics = self._shapes.steps, self._shapes.metrics
+        compiled = {
+            device: Compiled(self._cut, device, done["play", device], done["take", device], steps, metrics)
+            for device in self.devices
+        }
+        self._compiled = compiled
+        self.compile_seconds += time.perf_counter() - began
+
+    def chunk(self, state: RunState, num_updates: int) -> tuple[RunState, Metrics]:
+        """Let every worker do `num_updates` iterations, and end their threads; consumes `state`.
+
+        Returns:
+          the next state, and metrics as NumPy: [num_updates] each (row i is of the i-th iteration of all workers,
+          which they did at about the same time), and "finite", [2].
+
+        Raises:
+          ActorError: a worker died or hung.
+        """
+        self.compile()
+        start, placement = self.update_count(state), self._placement
+        server = Server(
+            state.agent,
+            start * placement.workers,
+            self._apply,
+            self._observe,
+            self.devices[0],
+            placement.max_lag,
+            placement.late == "weigh",
+        )
+        self._stop = stop = threading.Event()
+        rollouts: Any = state.rollout
+        replays = state.replay or [()] * placement.workers
+        self._workers = [
+            Worker(
+                number,
+                self._compiled[device := self._device(number)],
+                server,
+                jax.device_put(state.key, device),
+                start,
+                num_updates,
+                rollouts[number],
+                replays[number],
+                self._restarts,
+                stop,
+            )
+            for number in range(placement.workers)
+        ]
+        try:
+            for worker in self._workers:
+                worker.start()
+            self._wait()
+        finally:
+            self.close()
+        rows = [_row(stories) for stories in zip(*(worker.stories for worker in self._workers), strict=True)]
+        seen = [story.finite.all() for worker in self._workers for story in worker.stories]
+        following = RunState(
+            state.key,
+            jax.device_put(jnp.int32(start + num_updates), self.devices[0]),
+            server.newest().state,
+            tuple(worker.replay for worker in self._workers) if state.replay else (),
+            tuple(worker.rollout_state for worker in self._workers),
+        )
+        finite = np.array([bool(program.all_finite(following.agent)), all(seen)])
+        return following, {**jax.tree.map(lambda *x: np.stack(x), *rows), "finite": finite}
+
+    def _wait(self) -> None:
+        """Wait for the workers; raises ActorError for one that died or hung."""
+        watches = [(worker, Watch(worker, self._placement.worker_timeout)) for worker in self._workers]
+        while watches:
+            watches[0][0].join(POLL_SECONDS)
+            for worker, watch in list(watches):
+                alive = worker.is_alive()
+                if worker.done:
+                    watches.remove((worker, watch))
+                else:
+                    watch.look(alive)
+
+    def close(self) -> None:
+        """End the threads; one that hangs in native code is left behind as a daemon."""
+        self._stop.set()
+        deadline = time.monotonic() + STOP_SECONDS
+        for worker in self._workers:
+            if worker.ident is not None:
+                worker.join(max(0.0, deadline - time.monotonic()))
+
+    def agent_state(self, state: RunState) -> PyTree:
+        """Return the agent's State within `state`."""
+        return state.agent
+
+    def update_count(self, state: RunState) -> int:
+        """Return the number of iterations, of every worker, behind `state`."""
+        return int(np.asarray(state.update))
+
+    def explain(self) -> str:
+        """Say in a small table who runs where, and how many bytes move in an update."""
+        size = self._own.num_envs
+        shares = [numbers(worker * size, size) for worker in range(self._cut.num_workers)]
+        moves: dict[str, int | str] = dict(self.bytes_per_update())
+        return self._placement._explain(self.devices, shares, moves)
+
+    def bytes_per_update(self) -> dict[str, int]:
+        """Return what moves between devices in an update, from shapes; of states the most that may."""
+        away = sum(self._device(worker) != self.devices[0] for worker in range(self._cut.num_workers))
+        shapes = self._shapes
+        return {
+            "gradients": away * shapes.steps * nbytes(shapes.gradient),
+            # One to act with, and one for every gradient, unless nothing was applied meanwhile.
+            "states": away * (shapes.steps + 1) * nbytes(shapes.state),
+            "trajectories": away * nbytes(shapes.trajectory),
+        }
+
+
+def _jit(function: Callable[..., Any], device: jax.Device, donated: tuple[int, ...] = ()) -> Any:
+    here = SingleDeviceSharding(device)
+    return jax.jit(function, in_shardings=here, out_shardings=here, donate_argnums=donated)
+
+
+def _at(tree: PyTree, device: jax.Device) -> Any:
+    """Return the shapes of `tree` on `device`."""
+    here = SingleDeviceSharding(device)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree)
+
+
+def _row(stories: tuple[Story, ...]) -> dict[str, np.ndarray]:
+    """Return the metrics of one iteration of all workers."""
+    lags = [lag for story in stories for lag in story.lags]
+    whole, waited, served = (sum(seconds) for seconds in zip(*(story.seconds for story in stories), strict=True))
+    row = {
+        **{name: sum(story.episodes[name] for story in stories) for name in stories[0].episodes},
+        "policy_lag_mean": np.mean(lags) if lags else np.nan,
+        "policy_lag_max": max(lags, default=0),
+        "late_gradients": sum(story.late for story in stories),
+        "dropped_gradients": sum(story.dropped for story in stories),
+        "nonfinite_gradients": sum(story.nonfinite for story in stories),
+        "dropped_rollouts": sum(story.dropped_rollouts for story in stories),
+        "worker_idle": waited / max(whole, 1e-9),
+        # All workers go on at once: the time that passed is about the mean of theirs.
+        "server_idle": max(0.0, 1 - served * len(stories) / max(whole, 1e-9)),
+    }
+    learnt = {name: _finite_mean([story.metrics[name] for story in stories]) for name in stories[0].metrics}
+    return {name: np.asarray(value, np.float32) for name, value in {**learnt, **row}.items()}
+
+
+def _finite_mean(parts: list[np.ndarray]) -> np.ndarray:
+    """Return the mean over gradients and workers of what is finite; NaN where nothing is."""
+    values = np.concatenate(parts)
+    counted = np.isfinite(values)
+    with np.errstate(invalid="ignore"):
+        return np.where(counted, values, 0).sum(0) / counted.sum(0)

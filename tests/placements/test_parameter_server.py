@@ -1,0 +1,442 @@
+"""ParameterServer: Single with one worker; with several, late gradients that are counted, and faults that are borne."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import podium
+from podium.agent import Agent
+from podium.agents import a2c, dqn, impala, ppo
+from podium.env import Env
+from podium.host import on_host
+from podium.placement.actors import ActorError
+from podium.placement.program import all_finite
+from podium.placement.workers import Given, Server
+from podium.sinks import read_metrics
+
+NUM_ENVS = 8
+
+AGENTS: dict[str, tuple[Agent, int, int]] = {
+    "ppo": (ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2, learning_rate=1e-3)), 8, 3),
+    "ppo gru": (ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2, memory="gru", memory_size=16)), 8, 3),
+    "a2c": (a2c.make(a2c.Config(hidden_sizes=(16,))), 8, 3),
+    "impala": (impala.make(impala.Config(hidden_sizes=(16,))), 8, 3),
+    "dqn": (dqn.make(dqn.Config(hidden_sizes=(16,), batch_size=32, min_replay_size=64, buffer_capacity=1024)), 1, 14),
+}
+
+
+@pytest.fixture(autouse=True)
+def _started() -> None:
+    """Let JAX start with all its devices, whichever test comes first."""
+    jax.devices()
+
+
+def ranked_dqn() -> Agent:
+    """Return DQN with a replay that every gradient changes: a later one sees half the reward."""
+    agent = AGENTS["dqn"][0]
+    assert agent.replay is not None
+    halve = lambda replay, index, priorities: replay._replace(  # noqa: E731
+        items=replay.items._replace(reward=replay.items.reward / 2)
+    )
+    return agent._replace(replay=agent.replay._replace(num_updates=2, update_priorities=halve))
+
+
+AGENTS["dqn, ranked"] = (ranked_dqn(), 1, 14)
+
+
+def catch() -> Env:
+    env = podium.envs.make("podium/Catch")
+    assert isinstance(env, Env)
+    return env
+
+
+def run(placement: Any, agent: Agent, length: int, updates: int, env: Any = None) -> tuple[Any, dict[str, Any]]:
+    """Return the program's state after `updates` updates, and the metrics."""
+    env = catch() if env is None else env
+    program = placement.build(agent, env, num_envs=NUM_ENVS, rollout_length=length, max_updates=updates)
+    try:
+        return program.chunk(program.init(0), updates)
+    finally:
+        program.close()
+
+
+def server(workers: int, **settings: Any) -> podium.ParameterServer:
+    return podium.ParameterServer(workers, **{"devices": 1, **settings})
+
+
+def assert_equal(a: Any, b: Any, tolerance: float = 0.0) -> None:
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(
+            np.asarray(x), np.asarray(y), rtol=tolerance, atol=tolerance, err_msg=jax.tree_util.keystr(path)
+        )
+
+
+def orphans() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("podium-worker")]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "ppo gru")) for name in AGENTS]
+)
+def test_with_one_worker_it_is_single(name: str) -> None:
+    agent, length, updates = AGENTS[name]
+    ours, metrics = run(server(1), agent, length, updates)
+    single, single_metrics = run(podium.Single(), agent, length, updates)
+    assert_equal(ours.agent, single.agent, 1e-6)
+    assert_equal(ours.rollout[0], single.rollout, 1e-6)
+    for key, values in single_metrics.items():
+        np.testing.assert_allclose(metrics[key], values, 1e-5, 1e-6, err_msg=key)
+    assert (metrics["policy_lag_max"] == 0).all()
+    assert ((metrics["server_idle"] >= 0) & (metrics["server_idle"] <= 1)).all()
+    if name.startswith("dqn"):
+        assert_equal(ours.replay[0], single.replay, 1e-6)
+        assert np.isfinite(metrics["loss"]).sum() == 7
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_first_rollout_of_all_workers_is_that_of_single(devices: int) -> None:
+    """And where each stands is on its own device, the server's state on the first."""
+    agent, length, _ = AGENTS["a2c"]
+    ours, metrics = run(server(4, devices=devices), agent, length, 1)
+    single, single_metrics = run(podium.Single(), agent, length, 1)
+    joined = jax.tree.map(lambda *x: np.concatenate([np.asarray(part) for part in x]), *ours.rollout)
+    assert_equal(joined, single.rollout)
+    for key in ("episodes", "episode_return_sum", "episode_length_sum"):
+        assert metrics[key] == single_metrics[key]
+    on = lambda tree: {device.id for x in jax.tree.leaves(tree) for device in x.devices()}  # noqa: E731
+    assert [on(own) for own in ours.rollout] == [{worker % devices} for worker in range(4)]
+    assert on(ours.agent) == {0}
+    assert float(ours.agent.env_steps) == NUM_ENVS * length
+
+
+def test_states_are_as_abstract_state_says() -> None:
+    """Or a checkpoint would come back elsewhere, and in another form."""
+    for name in ("dqn", "a2c"):
+        agent, length, _ = AGENTS[name]
+        program = server(4, devices=2).build(agent, catch(), num_envs=NUM_ENVS, rollout_length=length)
+        first = program.init(0)
+        described = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), tree)  # noqa: E731
+        assert described(first) == described(program.abstract_state())
+        following, _ = program.chunk(first, 1)
+        assert described(following) == described(program.abstract_state())
+
+
+def test_a_trajectory_knows_the_updates_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    observe, versions = Server.observe, []
+
+    def noted(self: Server, trajectory: Any, *rest: Any) -> float:
+        versions.append(int(trajectory.policy_version))
+        return observe(self, trajectory, *rest)
+
+    monkeypatch.setattr(Server, "observe", noted)
+    agent, length, updates = AGENTS["a2c"]
+    run(server(1), agent, length, updates)
+    assert versions == list(range(updates))
+
+
+def test_workers_shuffle_apart() -> None:
+    agent, length, _ = AGENTS["ppo"]
+    program = server(2).build(agent, catch(), num_envs=NUM_ENVS, rollout_length=length)
+    state, cut = program.init(0), program._cut
+    # Both on the environments of worker 0, which act by their own numbers.
+    taken = []
+    for worker in (0, 1):
+        played = cut.play(state.key, 0, np.int32(worker), np.int32(0), state.agent, state.rollout[0], ())
+        taken.append(cut.take(state.key, 0, np.int32(worker), np.int32(0), state.agent, (), played.plan))
+    leaves = [jax.tree.leaves(each.gradient) for each in taken]
+    assert any((x != y).any() for x, y in zip(*leaves, strict=True))
+
+
+def test_the_server_applies_drops_and_weighs_by_lag() -> None:
+    """The state is a number, to which gradients are added: 8, then late by 1, 2 and 3, each of 8."""
+
+    def states(max_lag: int | None, weigh: bool) -> tuple[list[float], list[Given]]:
+        add = lambda state, gradient, weight: jnp.asarray(state + gradient * weight)  # noqa: E731
+        steps = lambda state, trajectory: state  # noqa: E731
+        ours = Server(jnp.zeros(()), 0, add, steps, jax.devices()[0], max_lag, weigh)
+        seen, given = [], []
+        for _ in range(4):
+            given.append(ours.give(jnp.full((), 8.0), 0, True, lambda: None))
+            seen.append(float(ours.newest().state))
+        return seen, given
+
+    assert states(None, False)[0] == [8, 16, 24, 32]
+    seen, given = states(0, False)
+    assert seen == [8, 8, 8, 8]
+    assert [(each.lag, each.late, each.applied) for each in given] == [(0, False, True)] + 3 * [(1, True, False)]
+    assert states(1, False)[0] == [8, 16, 16, 16]
+    seen, given = states(0, True)
+    np.testing.assert_allclose(seen, [8, 16, 20, 20 + 8 / 3], rtol=1e-6)
+    assert [(each.lag, each.late, each.applied) for each in given] == [(0, False, True)] + [
+        (lag, True, True) for lag in (1, 2, 3)
+    ]
+    np.testing.assert_allclose(states(1, True)[0], [8, 16, 20, 20 + 8 / 3], rtol=1e-6)
+
+
+def hold_back(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let the worker's first gradient of a run wait until another was applied."""
+    give, held = Server.give, []
+
+    def late(self: Server, gradient: Any, version: int, *rest: Any) -> Given:
+        if threading.current_thread().name == name and not held:
+            held.append(version)
+            deadline = time.monotonic() + 60
+            while self.newest().version == version and time.monotonic() < deadline:
+                time.sleep(0.001)
+        return give(self, gradient, version, *rest)
+
+    monkeypatch.setattr(Server, "give", late)
+
+
+@pytest.mark.parametrize("late", ["drop", "weigh"])
+def test_late_gradients_are_counted(late: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold_back(monkeypatch, "podium-worker-1")
+    agent, length, updates = AGENTS["a2c"]
+    state, metrics = run(server(2, max_lag=0, late=late), agent, length, updates)
+    assert metrics["late_gradients"][0] >= 1
+    assert metrics["late_gradients"].sum() < 2 * updates
+    if late == "drop":
+        assert (metrics["dropped_gradients"] == metrics["late_gradients"]).all()
+        assert (metrics["policy_lag_max"] == 0).all()
+    else:
+        assert (metrics["dropped_gradients"] == 0).all()
+        assert metrics["policy_lag_max"].max() == 1
+    assert float(state.agent.env_steps) == NUM_ENVS * length * updates
+    assert metrics["finite"].all()
+
+
+def poisoned(agent: Agent) -> Agent:
+    """Return the agent with NaN in about every third gradient."""
+
+    def grad(key: Any, state: Any, minibatch: Any) -> Any:
+        gradient, aux = agent.grad(key, state, minibatch)
+        bad = jnp.where(jax.random.uniform(key) < 1 / 3, jnp.nan, 1.0)
+        # In one leaf of many, and there in one number.
+        params = jax.tree.leaves(gradient.params)
+        leaves = [params[0].at[(0,) * params[0].ndim].multiply(bad), *params[1:]]
+        return gradient._replace(params=jax.tree.unflatten(jax.tree.structure(gradient.params), leaves)), aux
+
+    return agent._replace(grad=grad)
+
+
+def test_a_gradient_that_is_not_finite_is_as_if_it_had_never_been() -> None:
+    agent, length, updates = AGENTS["ppo"]
+    bad = poisoned(agent)
+
+    def apply(state: Any, gradient: Any) -> Any:
+        good = all_finite(gradient)
+        return jax.tree.map(lambda old, new: jnp.where(good, new, old), state, agent.apply(state, gradient))
+
+    ours, metrics = run(server(1), bad, length, updates)
+    oracle, _ = run(podium.Single(), bad._replace(apply=apply), length, updates)
+    lost, all_of_them = metrics["nonfinite_gradients"].sum(), 4 * 2 * updates
+    assert 0 < lost < all_of_them
+    assert metrics["finite"].all() and (metrics["dropped_gradients"] == 0).all()
+    assert_equal(ours.agent, oracle.agent, 1e-6)
+
+
+def test_gradients_that_are_not_finite_reach_nobody_beside_good_ones() -> None:
+    agent, length, updates = AGENTS["ppo"]
+    _, metrics = run(server(4, max_lag=0), poisoned(agent), length, updates)
+    assert metrics["nonfinite_gradients"].sum() > 0
+    assert metrics["finite"].all()
+    assert np.isfinite(metrics["loss"]).all()
+
+
+def hooked(what: Callable[[int], Any]) -> Env:
+    """Return Catch, whose steps call `what` with their number; the environments of a worker step together."""
+    env, calls, lock = catch(), itertools.count(1), threading.Lock()
+
+    def hook(reward: Any) -> Any:
+        with lock:
+            number = next(calls)
+        what(number)
+        return np.zeros_like(reward)
+
+    def step(key: Any, state: Any, action: Any) -> Any:
+        state, timestep = env.step(key, state, action)
+        shape = jax.ShapeDtypeStruct(timestep.reward.shape, timestep.reward.dtype)
+        nothing = jax.pure_callback(hook, shape, timestep.reward, vmap_method="broadcast_all")
+        return state, timestep._replace(reward=timestep.reward + nothing)
+
+    return env._replace(step=step)
+
+
+def faulty(at: int, what: Callable[[], Any]) -> Env:
+    return hooked(lambda number: what() if number == at else None)
+
+
+def fail() -> None:
+    raise ZeroDivisionError("the simulator broke")
+
+
+def test_a_worker_that_raises_ends_the_run_with_its_traceback() -> None:
+    agent, length, _ = AGENTS["a2c"]
+    with pytest.raises(ActorError, match=r"(?s)podium-worker-\d died of .*Traceback.*the simulator broke"):
+        run(server(2), agent, length, 10, faulty(30, fail))
+    assert not orphans()
+
+
+@pytest.mark.parametrize("name", ["a2c", "dqn"])
+def test_an_iteration_that_failed_is_repeated_as_if_it_had_not_begun(name: str) -> None:
+    """In one worker, in the midst of a rollout: bit for bit the run without the fault, the replay too."""
+    agent, length, updates = AGENTS[name]
+    at = length * (updates - 1) + (length + 1) // 2
+    ours, metrics = run(server(1, restarts=1), agent, length, updates, faulty(at, fail))
+    whole, _ = run(server(1), agent, length, updates, faulty(0, fail))
+    assert metrics["dropped_rollouts"].tolist() == [0] * (updates - 1) + [1]
+    assert_equal(ours._replace(key=()), whole._replace(key=()))
+
+
+def test_no_more_iterations_are_repeated_than_restarts_allows() -> None:
+    agent, length, _ = AGENTS["a2c"]
+    env = hooked(lambda number: fail() if number in (20, 40) else None)
+    with pytest.raises(ActorError, match="the simulator broke"):
+        run(server(2, restarts=1), agent, length, 10, env)
+    assert not orphans()
+
+
+def test_a_worker_that_hangs_ends_the_run_and_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("podium.placement.parameter_server.STOP_SECONDS", 0.5)
+    release = threading.Event()
+    agent, length, _ = AGENTS["a2c"]
+    try:
+        with pytest.raises(ActorError, match=r"(?s)not come a step further for 5 s; it is at.*_iterate"):
+            run(server(1, worker_timeout=5.0), agent, length, 10, faulty(20, lambda: release.wait(120)))
+    finally:
+        release.set()
+    deadline = time.monotonic() + 20
+    while orphans() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not orphans()
+
+
+@pytest.mark.parametrize("name", ["a2c", "dqn"])
+def test_a_run_that_goes_on_is_the_run_that_was_not_stopped(name: str, tmp_path: Path) -> None:
+    agent, length, _ = AGENTS[name]
+    steps = NUM_ENVS * length
+
+    def train(run_dir: str, updates: int, resume: bool = False) -> podium.Result:
+        return podium.train(
+            agent,
+            "podium/Catch",
+            num_steps=updates * steps,
+            num_envs=NUM_ENVS,
+            rollout_length=length,
+            placement=server(1),
+            eval_every=4 * steps,
+            eval_episodes=8,
+            log_every=2 * steps,
+            run_dir=tmp_path / run_dir,
+            resume=resume,
+            progress=False,
+        )
+
+    whole = train("whole", 20)
+    train("parts", 12)
+    parts = train("parts", 20, resume=True)
+    assert parts.summary["params_sha256"] == whole.summary["params_sha256"]
+    assert_equal(parts.state, whole.state)
+    times = {"wall_seconds", "steps_per_second", "compile_seconds", "worker_idle", "server_idle"}
+    rows = [
+        [{k: v for k, v in row.items() if k not in times} for row in read_metrics(tmp_path / name / "metrics.jsonl")]
+        for name in ("parts", "whole")
+    ]
+    assert len(rows[1]) == 10
+    np.testing.assert_equal(*rows)
+    assert re.search("worker +cpu:0 +environments 0 to 7", (tmp_path / "whole" / "explain.txt").read_text())
+
+
+def test_the_bytes_explained_are_those_that_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four workers two are on the other device; A2C takes one gradient a rollout."""
+    agent, length, _ = AGENTS["a2c"]
+    moved: dict[str, list[int]] = {"gradients": [], "trajectories": []}
+    give, observe = Server.give, Server.observe
+    first = jax.devices()[0]
+    away = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree) if x.devices() != {first})  # noqa: E731
+
+    def counted_give(self: Server, gradient: Any, *rest: Any) -> Given:
+        moved["gradients"].append(away(gradient))
+        return give(self, gradient, *rest)
+
+    def counted_observe(self: Server, trajectory: Any, *rest: Any) -> float:
+        moved["trajectories"].append(away(trajectory))
+        return observe(self, trajectory, *rest)
+
+    monkeypatch.setattr(Server, "give", counted_give)
+    monkeypatch.setattr(Server, "observe", counted_observe)
+    program = server(4, devices=2).build(agent, catch(), num_envs=NUM_ENVS, rollout_length=length)
+    state, _ = program.chunk(program.init(0), 1)
+    explained = program.bytes_per_update()
+    assert {name: sum(amounts) for name, amounts in moved.items()} == {name: explained[name] for name in moved}
+    assert explained["states"] == 2 * 2 * sum(x.nbytes for x in jax.tree.leaves(state.agent))
+    assert re.search("worker +cpu:1 +environments 2 to 3", program.explain())
+    assert "nothing moves" in server(4).build(agent, catch(), num_envs=NUM_ENVS, rollout_length=length).explain()
+    assert "dropped if more than 2" in server(4, max_lag=2).explain()
+    assert re.search("gradients +workers to server +2 [*] gradient steps", server(4, devices=2).explain())
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes", "words"),
+    [
+        ({"workers": 0}, {}, "workers=0 must be a positive integer"),
+        ({"workers": 3}, {}, "num_envs=8 is not divisible by workers=3; use 6 or 9"),
+        ({"workers": 16}, {}, "num_envs=8 is not divisible by workers=16; use 16"),
+        ({"max_lag": -1}, {}, "max_lag=-1 must be an integer of 0 or more"),
+        ({"restarts": -1}, {}, "restarts=-1 must be an integer of 0 or more"),
+        ({"restarts": None}, {}, "restarts=None must be"),
+        ({"late": "keep"}, {}, "late='keep' is not known; use 'drop' or 'weigh'"),
+        ({"late": "weigh"}, {}, "use max_lag=0"),
+        ({"worker_timeout": 0.0}, {}, "worker_timeout=0.0 must be greater than 0"),
+        ({"devices": 9}, {}, "devices=9, but JAX has started with 8"),
+        ({}, {"seeds": 2}, "seeds=2: ParameterServer runs one seed"),
+        ({}, {"num_lanes": 2}, "num_lanes=2 is not divisible by workers=4"),
+        ({}, {"num_lanes": 16}, "In each of workers=4: num_lanes=4 must divide num_envs=2"),
+        ({}, {"rollout_length": 0}, "rollout_length=0 must be"),
+    ],
+)
+def test_bad_settings_are_refused_in_a_sentence(changes: dict[str, Any], sizes: dict[str, Any], words: str) -> None:
+    agent, length, _ = AGENTS["a2c"]
+    settings: dict[str, Any] = {"num_envs": NUM_ENVS, "rollout_length": length, **sizes}
+    with pytest.raises(ValueError, match=words):
+        podium.ParameterServer(**changes).build(agent, catch(), **settings)
+
+
+def test_host_environments_and_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, length, _ = AGENTS["a2c"]
+    with pytest.raises(ValueError, match="podium.Sebulba"):
+        server(4).build(agent, on_host(catch()), num_envs=NUM_ENVS, rollout_length=length)
+    monkeypatch.setattr("podium.distributed.num_processes", lambda: 2)
+    with pytest.raises(ValueError, match="2 processes: ParameterServer runs in one"):
+        server(4).build(agent, catch(), num_envs=NUM_ENVS, rollout_length=length)
+
+
+@pytest.mark.learning
+def test_four_workers_learn_catch() -> None:
+    """The best is 1 in every episode; seen: 1.0 after 300,000 steps."""
+    agent = a2c.make(a2c.Config(learning_rate=2e-3))
+    result = podium.train(
+        agent,
+        "podium/Catch",
+        num_steps=300_000,
+        num_envs=32,
+        rollout_length=16,
+        placement=server(4),
+        eval_every=0,
+        progress=False,
+    )
+    assert result.interrupted is None, "stopped from outside, which says nothing about learning"
+    print(result.summary)
+    assert result.summary["eval_return"] >= 0.9
+    assert max(row["policy_lag_max"] for row in result.metrics) >= 1
