@@ -151,6 +151,10 @@ class Checkpoints:
                 best = max(best, (value, step)) if best else (value, step)
         return best[1] if best else None
 
+    def meta(self, step: int) -> dict[str, Any]:
+        """Return what was saved beside the state of `step`, unverified; raises CheckpointError if it cannot be read."""
+        return dict(_read_description(self.directory / str(step))["meta"])
+
     def verify(self, step: int) -> None:
         """Check every file of `step` against its manifest.
 

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from podium import distributed
-from podium.checkpoint import Checkpoints, params_sha256
+from podium.checkpoint import CheckpointError, Checkpoints, params_sha256
 from podium.env import Env
 from podium.evaluate import Policy, make_evaluator, make_host_evaluator
 from podium.host import HostEnvs, frames_per_step
@@ -110,6 +110,7 @@ class Run:
         self._train_seconds = 0.0
         self._train_steps = 0
         self._evaluation: dict[str, Any] = {}
+        self._adopted: tuple[PyTree, int] | None = None
         self.saved = 0
         self.caught: list[str] = []
 
@@ -125,11 +126,14 @@ class Run:
     def restore(self, folder: RunFolder, config: dict[str, Any], keep: int) -> PyTree | None:
         """Check that the run in `folder` can go on, and return its newest good state or None; write nothing.
 
-        All processes read, so all must see the folder; process 0 says which checkpoint is good, and keeps the run.
+        All processes read, so all must see the folder; process 0 says which checkpoint is good, and keeps the run. Of a
+        state that another placement saved, the agent's is kept for `make_ready`, and the rest begins anew.
         """
-        compare_config(folder.config, config, MAY_CHANGE)
         _check_checkpoints(folder.checkpoints)
         checkpoints = self.keep_in(folder, keep)
+        saved_under = self._saved_under(checkpoints)
+        other = saved_under not in (None, _layout(self.program))
+        compare_config(folder.config, config, MAY_CHANGE | {"num_lanes"} if other else MAY_CHANGE)
         rows = read_metrics(folder.metrics) if folder.metrics.exists() else []
         seen = distributed.gather(checkpoints.steps())
         if any(steps != seen[0] for steps in seen):
@@ -140,8 +144,10 @@ class Run:
             # Stopped before the first checkpoint: the beginning is the newest good state.
             warnings.warn(f"{folder.path} holds no checkpoint yet; the run starts from its beginning.", stacklevel=3)
             return None
-        state, meta, env_steps = _restore_alike(checkpoints, self.program.abstract_state())
-        done = self.program.update_count(state)
+        target = self.program.abstract_state()
+        target, prefix = (target.agent, "agent") if other else (target, "")
+        state, meta, env_steps = _restore_alike(checkpoints, target, prefix)
+        done = int(meta["update"])
         if done > self.schedule.total:
             steps = self.schedule.steps_per_update
             raise ValueError(
@@ -151,19 +157,40 @@ class Run:
         self.rows = [row for row in rows if row.get("env_steps", 0) <= env_steps]
         self._earlier_seconds = float(meta.get("wall_seconds", 0.0))
         self._evaluation = dict(meta.get("evaluation", {}))
-        self._tally = Tally(meta.get("tally"))
         self.saved = done
-        return state
+        if not other:
+            self._tally = Tally(meta.get("tally"))
+            return state
+        self._adopted = state, done
+        if distributed.is_first():
+            print(
+                f"Resumed under {_layout(self.program)} what {saved_under} saved: the agent's state is exactly as it "
+                "was; episodes, and a replay where there is one, begin anew.",
+                file=sys.stderr,
+            )
+        return None
+
+    @staticmethod
+    def _saved_under(checkpoints: Checkpoints) -> str | None:
+        """Return the placement that saved the newest checkpoint, if that can be read and says so."""
+        try:
+            return checkpoints.meta(checkpoints.steps()[-1]).get("placement")
+        except (CheckpointError, IndexError):
+            return None  # What is damaged is told where it is restored.
+
+    def _begin(self, seed: int) -> PyTree:
+        """Return the first state, with an adopted agent's where another placement saved it."""
+        state = self.program.init(seed)
+        return state if self._adopted is None else self.program.adopt(state, *self._adopted)
 
     def make_ready(self, state: PyTree | None, seed: int) -> PyTree:
         """Return `state`, or the first one; XLA compiles the program meanwhile, and then the evaluation."""
-        ended = state is not None and self.program.update_count(state) == self.schedule.total
-        if ended or _agree(self.caught):
-            return self.program.init(seed) if state is None else state
+        if self.saved == self.schedule.total or _agree(self.caught):
+            return self._begin(seed) if state is None else state
         self.program.lower()
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
             compiled = thread.submit(self.program.compile)
-            state = self.program.init(seed) if state is None else state
+            state = self._begin(seed) if state is None else state
             if distributed.is_first():
                 self.evaluator.compile(state)
             compiled.result()
@@ -292,6 +319,7 @@ class Run:
             "eval_return": None if evaluated is None else float(np.mean(evaluated)),
             "evaluation": self._evaluation,
             "tally": self._tally.record(),
+            "placement": _layout(self.program),
         }
         self.checkpoints.save(self.env_steps(update), state, meta)
 
@@ -365,14 +393,20 @@ class Run:
             self.checkpoints.close()
 
 
-def _restore_alike(checkpoints: Checkpoints, target: PyTree) -> tuple[PyTree, dict[str, Any], int]:
+def _layout(program: Program) -> str:
+    """Name the placement of a program, and what its state's form depends on: equal names, equal forms."""
+    name, workers = type(program).__name__.removesuffix("Program"), getattr(program, "workers", None)
+    return f"{name} of {workers} workers" if workers else name
+
+
+def _restore_alike(checkpoints: Checkpoints, target: PyTree, prefix: str) -> tuple[PyTree, dict[str, Any], int]:
     """Restore the newest good checkpoint; with several processes all take the one that process 0 finds good."""
     if distributed.is_first():
-        state, meta, step = checkpoints.restore(target)
+        state, meta, step = checkpoints.restore(target, prefix=prefix)
         distributed.from_first(step)
         return state, meta, step
     with contextlib.closing(checkpoints):
-        return checkpoints.restore(target, distributed.from_first(None), fallback=False)
+        return checkpoints.restore(target, distributed.from_first(None), fallback=False, prefix=prefix)
 
 
 def _agree(caught: list[str]) -> str | None:

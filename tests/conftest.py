@@ -39,6 +39,7 @@ import jax  # noqa: E402
 
 # In this process only: a child says itself how many devices it wants.
 jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+jax.devices()  # Started here, so that no test starts it with fewer.
 
 
 def pytest_report_header() -> str:

@@ -162,6 +162,10 @@ class FusedProgram:
         self.compile()
         return self._compiled.memory_analysis()
 
+    def adopt(self, state: Any, agent: PyTree, update: int) -> Any:
+        """Return the first state with the agent's State of another run; see `Program.adopt`."""
+        return program.adopt(state, agent, update)
+
     def agent_state(self, state: Any) -> PyTree:
         """Return the agent's State within `state`; a leading axis of seeds where there are several."""
         return distributed.local(state.agent)

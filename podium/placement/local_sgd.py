@@ -215,6 +215,12 @@ class LocalSGDProgram(FusedProgram):
     def _settle(self, state: LocalSGDState) -> LocalSGDState:
         return state._replace(agent=_mean(state.workers))
 
+    def adopt(self, state: LocalSGDState, agent: PyTree, update: int) -> LocalSGDState:
+        """Return the first state with the agent's State of another run for every worker; see `Program.adopt`."""
+        state = super().adopt(state, agent, update)
+        workers = jax.jit(self._each, out_shardings=self._shardings.workers)(state.agent)
+        return state._replace(workers=workers)
+
     def explain(self) -> str:
         """Say in a small table who runs where, and how many bytes move in an update, averages spread over all."""
         share = self.sizes.num_envs // self.workers

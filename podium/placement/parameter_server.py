@@ -191,7 +191,7 @@ class ParameterServerProgram:
         self.agent, self.env, self.sizes, self.devices = agent, env, sizes, devices
         self.compile_seconds = 0.0
         self._placement = placement
-        number = placement.workers
+        self.workers = number = placement.workers
         self._own = Sizes(sizes.num_envs // number, sizes.rollout_length, 1, sizes.num_lanes // number)
         self._cut = Cut(agent, env, self._own, number)
         self._restarts = Restarts(placement.restarts)
@@ -369,6 +369,10 @@ class ParameterServerProgram:
     def update_count(self, state: RunState) -> int:
         """Return the number of iterations, of every worker, behind `state`."""
         return int(np.asarray(state.update))
+
+    def adopt(self, state: RunState, agent: PyTree, update: int) -> RunState:
+        """Return the first state with the agent's State of another run; see `Program.adopt`."""
+        return program.adopt(state, agent, update)
 
     def explain(self) -> str:
         """Say in a small table who runs where, and how many bytes move in an update."""

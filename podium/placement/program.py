@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from podium import episodes, keys
+from podium import distributed, episodes, keys
 from podium.agent import Agent, Plan
 from podium.env import Env, auto_reset
 from podium.host import HostEnvs
@@ -103,6 +104,10 @@ class Program(Protocol):
         """Return the number of iterations behind `state`."""
         ...
 
+    def adopt(self, state: PyTree, agent: PyTree, update: int) -> PyTree:
+        """Return a first state with the agent's State of a run that another placement brought to `update`."""
+        ...
+
     def explain(self) -> str:
         """Say in a small table who runs where, and how many bytes move in an update."""
         ...
@@ -182,6 +187,13 @@ def start(key: Key, agent: Agent, env: Env, sizes: Sizes) -> RunState:
         return agent.plan(key, state, trajectory)
 
     return RunState(roots.run, jnp.zeros((), jnp.int32), state, empty_replay(agent, sizes, plan_of_step), state_of_envs)
+
+
+def adopt(state: Any, agent: PyTree, update: int) -> Any:
+    """Return a first state with another agent's State, and as if it had come to `update`; see `Program.adopt`."""
+    put = lambda new, old: distributed.put(jnp.asarray(new), old.sharding)  # noqa: E731
+    done = put(np.asarray(update, np.int32), state.update)
+    return state._replace(update=done, agent=jax.tree.map(put, agent, state.agent))
 
 
 def run_once(function: Callable[..., Any], out_shardings: Any) -> Any:

@@ -377,6 +377,10 @@ class SebulbaProgram:
         ]
         return jax.tree.map(whole, self._spread_shardings, *alike)
 
+    def adopt(self, state: RunState, agent: PyTree, update: int) -> RunState:
+        """Return the first state with the agent's State of another run; see `Program.adopt`."""
+        return program.adopt(state, agent, update)
+
     def explain(self) -> str:
         """Say in a small table who runs where, and how many bytes move in an update."""
         actors, learners = self._actor_devices, self.devices

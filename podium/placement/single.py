@@ -109,6 +109,10 @@ class SingleProgram:
         """Return the number of iterations behind `state`."""
         return int(jnp.asarray(state.update))
 
+    def adopt(self, state: RunState, agent: PyTree, update: int) -> RunState:
+        """Return the first state with the agent's State of another run; see `Program.adopt`."""
+        return program.adopt(state, agent, update)
+
     def explain(self) -> str:
         """Say in a small table who runs where; nothing moves."""
         return Single().explain()

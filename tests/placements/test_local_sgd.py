@@ -79,13 +79,13 @@ ONE_STEP: dict[str, Agent] = {
 
 @pytest.mark.parametrize("name", ONE_STEP)
 def test_averaging_every_plain_gradient_step_is_the_global_gradient(name: str) -> None:
-    agent = plain(ONE_STEP[name])
-    together, _, _ = run(podium.LocalSGD(workers=4, average_every=1), agent, 3)
-    single, _, _ = run(podium.Single(), agent, 3)
-    close(together, single, 1e-5)  # Another order of sums, of numbers of several units where they are normalised.
-    before, _, _ = run(podium.Single(), plain(agent, rate=0.0), 1)
+    agent, env = plain(ONE_STEP[name]), "CartPole-v1"
+    together, _, _ = run(podium.LocalSGD(workers=4, average_every=1), agent, 3, env)
+    single, _, _ = run(podium.Single(), agent, 3, env)
+    close(together, single, 5e-6)
+    before, _, _ = run(podium.Single(), plain(agent, rate=0.0), 1, env)
     moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), before.params, single.params)
-    assert max(jax.tree.leaves(moved)) > 1e-5
+    assert max(jax.tree.leaves(moved)) > 1e-4
 
 
 def test_workers_differ_between_averages_and_are_one_after_them() -> None:

@@ -1,0 +1,95 @@
+"""A run trained under one placement goes on under another: the agent as it was, the count of steps unbroken."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import podium
+from podium.agents import dqn, ppo
+from podium.host import on_host
+
+STEPS = 8 * 9
+
+PLACEMENTS: dict[str, Any] = {
+    "Single": podium.Single(),
+    "Anakin": podium.Anakin(2),
+    "Sebulba": podium.Sebulba(lockstep=True),
+    "LocalSGD": podium.LocalSGD(workers=2, average_every=2, devices=1),
+    "ParameterServer": podium.ParameterServer(workers=2, devices=1),
+    "Evolution": podium.Evolution(devices=1),
+}
+ORDER = ["Anakin", "Sebulba", "LocalSGD", "ParameterServer", "Evolution", "Single", "Anakin"]
+
+
+def train(agent: Any, placement: str, updates: int, folder: Path, **options: Any) -> podium.Result:
+    env: Any = podium.envs.make("podium/Catch")
+    env = on_host(env) if placement == "Sebulba" else env
+    return podium.train(
+        agent,
+        env,
+        num_steps=STEPS * updates,
+        num_envs=8,
+        rollout_length=9,
+        placement=PLACEMENTS[placement],
+        run_dir=folder,
+        eval_episodes=4,
+        progress=False,
+        **options,
+    )
+
+
+def params(run_dir: Path) -> Any:
+    return jax.device_get(podium.load(run_dir).params)
+
+
+def test_a_run_goes_through_every_placement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    agent = ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2))
+    folder = tmp_path / "run"
+    train(agent, ORDER[0], 1, folder)
+    for number, (before, after) in enumerate(itertools.pairwise(ORDER), start=2):
+        last = params(folder)
+        # Nothing is trained where nothing is left to do: what is handed over is what was saved.
+        same = train(agent, after, number - 1, folder, resume=True)
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(same.policy.params), last)
+        done = train(agent, after, number, folder, resume=True)
+        said = capsys.readouterr().err
+        assert f"what {before}" in said, said
+        assert done.summary["env_steps"] == STEPS * number
+        moved = jax.tree.map(lambda x, y: np.abs(np.asarray(x) - np.asarray(y)).max(), last, params(folder))
+        assert max(jax.tree.leaves(moved)) > 0
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["env_steps"] for row in rows] == [STEPS * number for number in range(1, len(ORDER) + 1)]
+
+
+def test_a_replay_begins_anew_and_the_agent_does_not(tmp_path: Path) -> None:
+    agent = dqn.make(dqn.Config(hidden_sizes=(16,), batch_size=8, min_replay_size=64, buffer_capacity=512))
+    first = train(agent, "Anakin", 3, tmp_path / "run")
+    second = train(agent, "LocalSGD", 5, tmp_path / "run", resume=True)
+    assert float(second.state.env_steps) == float(first.state.env_steps) + 2 * STEPS
+
+
+def test_other_sizes_are_still_refused(tmp_path: Path) -> None:
+    agent = ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2))
+    train(agent, "Anakin", 1, tmp_path / "run")
+    with pytest.raises(ValueError, match="seed was 0 and is 1"):
+        train(agent, "LocalSGD", 2, tmp_path / "run", resume=True, seed=1)
+
+
+def test_the_same_placement_with_other_workers_is_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    agent = ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2))
+    folder = tmp_path / "run"
+    train(agent, "LocalSGD", 1, folder)
+    settings: dict[str, Any] = {"num_envs": 8, "rollout_length": 9, "eval_episodes": 4, "progress": False}
+    wider = podium.LocalSGD(workers=4, devices=1)
+    podium.train(
+        agent, podium.envs.make("podium/Catch"), num_steps=2 * STEPS, placement=wider, run_dir=folder, resume=True,
+        **settings,
+    )  # fmt: skip
+    assert "LocalSGD of 4 workers what LocalSGD of 2 workers saved" in capsys.readouterr().err
