@@ -141,9 +141,13 @@ class AnakinProgram(FusedProgram):
             return _explain(self.devices, [f"{share} whole run{'s' if share > 1 else ''}"] * number, 0)
         share, of_seeds = sizes.num_envs // number, f", of each of {sizes.seeds} seeds" if sizes.seeds > 1 else ""
         shares = [numbers(i * share, share) + of_seeds for i in range(number)]
-        return _explain(self.devices, shares, self._gradient_bytes() if number > 1 else 0)
+        return _explain(self.devices, shares, self.bytes_per_update()["gradient sums"])
 
-    def _gradient_bytes(self) -> int:
+    def bytes_per_update(self) -> dict[str, int]:
+        """Return what moves in an update: the gradients that devices sum."""
+        if self._by_seed or len(self.devices) == 1:
+            return {"gradient sums": 0}
+
         def start(key: Key) -> tuple[RunState, Trajectory]:
             state = program.start(key, self.agent, self.env, self.sizes)
             params, version = self.agent.actor(state.agent), state.update
@@ -152,4 +156,4 @@ class AnakinProgram(FusedProgram):
 
         state, trajectory = jax.eval_shape(start, jax.random.key(0))
         of_seed = program.gradient_bytes(self.agent, self.sizes, state.agent, state.replay, trajectory)
-        return of_seed * self.sizes.seeds
+        return {"gradient sums": of_seed * self.sizes.seeds}

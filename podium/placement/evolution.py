@@ -252,7 +252,11 @@ class EvolutionProgram(FusedProgram):
         """Say in a small table who runs where, and how many bytes move in a generation."""
         share = self.members // len(self.devices)
         shares = [f"members {i * share} to {(i + 1) * share - 1}" for i in range(len(self.devices))]
-        return _explain(self.devices, shares, 4 * self.members)
+        return _explain(self.devices, shares, self.bytes_per_update()["returns"])
+
+    def bytes_per_update(self) -> dict[str, int]:
+        """Return what moves in a generation: every member's return."""
+        return {"returns": 4 * self.members if len(self.devices) > 1 else 0}
 
 
 def centered_ranks(returns: Array) -> Array:

@@ -222,12 +222,16 @@ class LocalSGDProgram(FusedProgram):
         return state._replace(workers=workers)
 
     def explain(self) -> str:
-        """Say in a small table who runs where, and how many bytes move in an update, averages spread over all."""
+        """Say in a small table who runs where, and how many bytes move in an update."""
         share = self.sizes.num_envs // self.workers
         shares = [numbers(i * share, share) for i in range(self.workers)]
-        shapes = [x for x in jax.tree.leaves(jax.eval_shape(self._start, jax.random.key(0)).agent) if _averaged(x)]
-        moved = nbytes(shapes) // self.average_every if len(self.devices) > 1 else 0
-        return _explain(self.devices, shares, moved, self.average_every)
+        return _explain(self.devices, shares, self.bytes_per_update()["what workers know"], self.average_every)
+
+    def bytes_per_update(self) -> dict[str, int]:
+        """Return what moves in an update, averages spread over all."""
+        leaves = jax.tree.leaves(jax.eval_shape(self._start, jax.random.key(0)).agent)
+        moved = nbytes([x for x in leaves if _averaged(x)]) // self.average_every
+        return {"what workers know": moved if len(self.devices) > 1 else 0}
 
 
 def _join(trajectory: Trajectory) -> Trajectory:

@@ -108,6 +108,10 @@ class Program(Protocol):
         """Return a first state with the agent's State of a run that another placement brought to `update`."""
         ...
 
+    def bytes_per_update(self) -> dict[str, int]:
+        """Return what moves in an update and how many bytes of it, from the shapes that are compiled for."""
+        ...
+
     def explain(self) -> str:
         """Say in a small table who runs where, and how many bytes move in an update."""
         ...

@@ -113,6 +113,10 @@ class SingleProgram:
         """Return the first state with the agent's State of another run; see `Program.adopt`."""
         return program.adopt(state, agent, update)
 
+    def bytes_per_update(self) -> dict[str, int]:
+        """Return what moves in an update: nothing."""
+        return {}
+
     def explain(self) -> str:
         """Say in a small table who runs where; nothing moves."""
         return Single().explain()

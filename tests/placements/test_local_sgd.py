@@ -52,7 +52,12 @@ def close(a: Any, b: Any, tolerance: float = 1e-6) -> None:
         np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance, err_msg=jax.tree_util.keystr(path))
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * ("gru" in name)) for name in AGENTS])
+QUICK = ("ppo", "dqn")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in AGENTS]
+)
 def test_one_worker_is_single(name: str) -> None:
     agent, updates = AGENTS[name]
     alone, metrics, _ = run(podium.LocalSGD(workers=1, devices=1), agent, updates)
@@ -121,7 +126,7 @@ def test_counters_count_the_steps_of_all_workers() -> None:
     assert state.env_steps == updates * NUM_ENVS * LENGTH
 
 
-@pytest.mark.parametrize("name", ["ppo", "dqn"])
+@pytest.mark.parametrize("name", ["ppo", pytest.param("dqn", marks=pytest.mark.slow)])
 def test_the_number_of_devices_changes_nothing(name: str) -> None:
     agent, updates = AGENTS[name]
     one, _, _ = run(podium.LocalSGD(workers=4, average_every=2, devices=1), agent, updates)

@@ -36,12 +36,6 @@ AGENTS: dict[str, tuple[Agent, int, int]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _started() -> None:
-    """Let JAX start with all its devices, whichever test comes first."""
-    jax.devices()
-
-
 def ranked_dqn() -> Agent:
     """Return DQN with a replay that every gradient changes: a later one sees half the reward."""
     agent = AGENTS["dqn"][0]
@@ -86,8 +80,11 @@ def orphans() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("podium-worker")]
 
 
+QUICK = ("ppo", "dqn, ranked")
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "ppo gru")) for name in AGENTS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in AGENTS]
 )
 def test_with_one_worker_it_is_single(name: str) -> None:
     agent, length, updates = AGENTS[name]
@@ -288,7 +285,7 @@ def test_a_worker_that_raises_ends_the_run_with_its_traceback() -> None:
     assert not orphans()
 
 
-@pytest.mark.parametrize("name", ["a2c", "dqn"])
+@pytest.mark.parametrize("name", ["dqn", pytest.param("a2c", marks=pytest.mark.slow)])
 def test_an_iteration_that_failed_is_repeated_as_if_it_had_not_begun(name: str) -> None:
     """In one worker, in the midst of a rollout: bit for bit the run without the fault, the replay too."""
     agent, length, updates = AGENTS[name]
@@ -322,7 +319,7 @@ def test_a_worker_that_hangs_ends_the_run_and_says_where(monkeypatch: pytest.Mon
     assert not orphans()
 
 
-@pytest.mark.parametrize("name", ["a2c", "dqn"])
+@pytest.mark.parametrize("name", ["a2c", pytest.param("dqn", marks=pytest.mark.slow)])
 def test_a_run_that_goes_on_is_the_run_that_was_not_stopped(name: str, tmp_path: Path) -> None:
     agent, length, _ = AGENTS[name]
     steps = NUM_ENVS * length

@@ -1,0 +1,177 @@
+"""Train one agent, unchanged, under every placement, and put the rows side by side.
+
+python experiments/placements.py                                   # PPO on Catch, two (virtual) devices
+python experiments/placements.py --agent dqn --json placements.json --seed 1
+python experiments/placements.py --placements Anakin Evolution --env CartPole-v1 --num-steps 500000
+
+`return` is of greedy play, 128 episodes after training; `training` is that of the last row, as acted. Steps a second
+leave compiling and evaluating out; they are those of a small environment, where what a placement costs shows most.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import cli
+
+import podium
+from podium.agent import Agent
+from podium.agents import a2c, dqn, impala, ppo
+from podium.files import write_json
+from podium.host import on_host
+from podium.placement.program import Placement, Program
+
+Name = Literal["Single", "Anakin", "LocalSGD", "Sebulba", "ParameterServer", "Evolution"]
+NAMES: tuple[Name, ...] = ("Single", "Anakin", "LocalSGD", "Sebulba", "ParameterServer", "Evolution")
+
+OPTIMA = {"podium/Catch": 1.0, "CartPole-v1": 500.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """An agent with the sizes that it trains with on Catch."""
+
+    agent: Agent
+    num_envs: int
+    rollout_length: int
+    num_steps: int
+
+
+def settings(name: str) -> Setting:
+    """Return the agent of this name."""
+    if name == "ppo":
+        return Setting(ppo.make(ppo.Config(learning_rate=1e-3)), 64, 32, 200_000)
+    if name == "a2c":
+        return Setting(a2c.make(a2c.Config(learning_rate=2e-3)), 32, 16, 300_000)
+    if name == "impala":
+        return Setting(impala.make(impala.Config(learning_rate=2e-3)), 32, 16, 300_000)
+    return Setting(dqn.make(dqn.Config(learning_rate=1e-3, buffer_capacity=20_000)), 16, 1, 100_000)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """What to train, and where."""
+
+    agent: Literal["ppo", "a2c", "impala", "dqn"] = "ppo"
+    """The agent; the same under every placement."""
+    env: str = "podium/Catch"
+    """A pure environment; `Sebulba` runs it on the host."""
+    placements: tuple[Name, ...] = NAMES
+    """Rows."""
+    devices: int = 2
+    """Devices; on a CPU, more than there are are virtual ones."""
+    num_steps: int | None = None
+    """Environment steps of each row; None takes what the agent needs for Catch, and for Evolution 60 generations."""
+    seed: int = 0
+    """Of every row."""
+    json: Path | None = None
+    """File for the rows."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train every row, print the table, and return the exit code."""
+    given = sys.argv[1:] if argv is None else argv
+    return cli.guard(lambda: _train_all(cli.read_flags(Flags, given, description=__doc__)))
+
+
+def _train_all(flags: Flags) -> int:
+    podium.request_devices(flags.devices)  # Before anything starts JAX.
+    rows: list[dict[str, Any]] = []
+    for name in flags.placements:
+        rows.append(train(flags, name))
+        print(f"{name}: return {rows[-1]['episode_return']:.3g}", file=sys.stderr, flush=True)
+        if flags.json:
+            write_json(flags.json, rows)
+    print(table(rows))
+    return 0
+
+
+def placement(name: Name, agent: str, devices: int) -> Placement:
+    """Return the placement of a row: workers where it has them are four, or one a device where there are more."""
+    workers = 4 if 4 % devices == 0 else devices
+    if name == "Single":
+        return podium.Single()
+    if name == "Anakin":
+        return podium.Anakin(devices)
+    if name == "LocalSGD":
+        return podium.LocalSGD(workers=workers, devices=devices)
+    if name == "Sebulba":
+        return podium.Sebulba(actor_devices=1, learner_devices=max(1, devices - 1))
+    if name == "ParameterServer":
+        return podium.ParameterServer(workers=workers, devices=devices)
+    if (
+        agent == "dqn"
+    ):  # Its last layer is not small at the start, so that it takes more noise to change what is greedy.
+        return podium.Evolution(sigma=0.2, learning_rate=0.05, weight_decay=0.005, devices=devices)
+    return podium.Evolution(devices=devices)
+
+
+def train(flags: Flags, name: Name) -> dict[str, Any]:
+    """Train under one placement and return its row."""
+    setting, env = settings(flags.agent), podium.envs.make(flags.env)
+    sizes: dict[str, Any] = {"num_envs": setting.num_envs, "rollout_length": setting.rollout_length}
+    num_steps = setting.num_steps
+    if name == "Evolution":
+        limit = env.spec.max_episode_steps or setting.rollout_length
+        population, generations = (2048, 110) if flags.agent == "dqn" else (1024, 60)
+        sizes, num_steps = {"num_envs": population, "rollout_length": limit}, generations * population * limit
+    moved: dict[str, int] = {}
+
+    def note(program: Program, schedule: Any) -> None:
+        moved.update(program.bytes_per_update())
+
+    result = podium.train(
+        setting.agent,
+        on_host(env) if name == "Sebulba" else env,
+        num_steps=flags.num_steps or num_steps,
+        placement=placement(name, flags.agent, flags.devices),
+        seed=flags.seed,
+        eval_every=0,
+        progress=False,
+        announce=note,
+        **sizes,
+    )
+    last = result.metrics[-1]
+    idle = {key: last[key] for key in ("actor_idle", "learner_idle", "worker_idle", "server_idle") if key in last}
+    return {
+        "placement": name,
+        "agent": flags.agent,
+        "env": flags.env,
+        "devices": flags.devices,
+        "seed": flags.seed,
+        "env_steps": result.summary["env_steps"],
+        "episode_return": result.summary["eval_return"],
+        "training_return": last["episode_return"],
+        "optimum": OPTIMA.get(flags.env),
+        "steps_per_second": result.summary["steps_per_second"],
+        "policy_lag_mean": last.get("policy_lag_mean", 0.0),
+        "policy_lag_max": last.get("policy_lag_max", 0.0),
+        "bytes_per_update": sum(moved.values()),
+        "bytes": moved,
+        **idle,
+    }
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the rows as Markdown."""
+    lines = ["| placement | return | training | steps/s | lag mean, most | bytes an update | waiting |"]
+    lines.append("|---|---:|---:|---:|---:|---:|---|")
+    for row in rows:
+        idle = [f"{key.removesuffix('_idle')} {100 * row[key]:.0f}%" for key in row if key.endswith("_idle")]
+        cells = (
+            *(row["placement"], f"{row['episode_return']:.3g}", f"{row['training_return']:.3g}"),
+            *(f"{row['steps_per_second']:,.0f}", f"{row['policy_lag_mean']:.1f}, {row['policy_lag_max']:.0f}"),
+            *(f"{row['bytes_per_update']:,}", ", ".join(idle)),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    first = rows[0]
+    optimum = "" if first["optimum"] is None else f", optimum {first['optimum']:g}"
+    return "\n".join([f"{first['agent']} in {first['env']} on {first['devices']} devices{optimum}:", "", *lines])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
