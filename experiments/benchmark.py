@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import cli
+import evolution_rate
 import jax
 import jax.numpy as jnp
 import sebulba_rate
@@ -324,6 +325,12 @@ def sebulba(flags: sebulba_rate.SebulbaFlags) -> dict[str, Any]:
     return {**sebulba_rate.measure(flags), **_circumstances()}
 
 
+def evolution(flags: evolution_rate.EvolutionFlags) -> dict[str, Any]:
+    """Measure evolution beside evosax; see `evolution_rate.EvolutionFlags`."""
+    _check_positive(flags, "population", "generations", "repeats")
+    return {**evolution_rate.measure(flags), **_circumstances()}
+
+
 def env_bound(flags: EnvFlags) -> dict[str, Any]:
     """Measure bare stepping; see `EnvFlags`."""
     _check_positive(flags, "num_envs", "num_steps", "repeats")
@@ -447,6 +454,7 @@ def _main(argv: Sequence[str]) -> int:
         | Annotated[PairedFlags, tyro.conf.subcommand("paired")]
         | Annotated[SolveFlags, tyro.conf.subcommand("solve")]
         | Annotated[sebulba_rate.SebulbaFlags, tyro.conf.subcommand("sebulba")]
+        | Annotated[evolution_rate.EvolutionFlags, tyro.conf.subcommand("evolution")]
         | Annotated[EnvFlags, tyro.conf.subcommand("env")]
         | Annotated[ScalingFlags, tyro.conf.subcommand("scaling")]
         | Annotated[MatmulFlags, tyro.conf.subcommand("matmul")]
@@ -459,6 +467,7 @@ def _main(argv: Sequence[str]) -> int:
         PairedFlags: paired,
         SolveFlags: solve,
         sebulba_rate.SebulbaFlags: sebulba,
+        evolution_rate.EvolutionFlags: evolution,
         EnvFlags: env_bound,
         MatmulFlags: matmul,
     }

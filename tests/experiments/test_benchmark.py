@@ -111,6 +111,7 @@ def test_scaling(capsys: pytest.CaptureFixture[str]) -> None:
         ("sprint", "sprint"),
         ("sebulba --env CartPole-v1", "env='CartPole-v1'"),
         ("sebulba --updates 0", "updates=0"),
+        ("evolution --population 0", "population=0"),
     ],
 )
 def test_refusals(command: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,6 +138,14 @@ def test_paired_times_both_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
     row = measure(capsys, "paired --num-envs 4 --rollout-length 8 --epochs 1 --minibatches 1 --updates 1 --repeats 2")
     assert len(row["ratios"]) == 2 and row["ratio"] == pytest.approx(statistics.median(row["ratios"]))
     assert row["steps_per_second"] > 0 and row["reference_steps_per_second"] > 0
+
+
+def test_evolution_counts_members_and_the_steps_they_took(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also beside evosax, where that is installed; the project does not need it."""
+    row = measure(capsys, "evolution --population 16 --generations 2 --repeats 1")
+    (seconds,) = row["podium_seconds"]
+    assert row["podium_evaluations_per_second"] == pytest.approx(32 / seconds)
+    assert 32 * 8 < row["podium_steps_per_second"] * seconds < 32 * 500
 
 
 def test_sebulba_stands_beside_its_environments_alone(capsys: pytest.CaptureFixture[str]) -> None:
