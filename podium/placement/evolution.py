@@ -31,7 +31,7 @@ from podium.placement.program import Sizes
 from podium.placement.table import Move, Role, device_name, table
 from podium.types import Array, Key, Metrics, PyTree
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 22
 """Parameters that a CPU core works on at once: what its cache holds."""
 
 

@@ -406,8 +406,9 @@ class Worker(Watched):
         self._step()
         return Story(
             metrics=self._stack(jax.device_get(rows)),
-            episodes=jax.device_get(played.episodes),
-            finite=np.asarray(played.finite),
+            # Copied: views of a CPU's buffers would hold those.
+            episodes=jax.tree.map(np.array, played.episodes),
+            finite=np.array(played.finite),
             lags=[each.lag for each in given if each.applied],
             late=sum(each.late for each in given),
             dropped=sum(each.late and not each.applied for each in given),

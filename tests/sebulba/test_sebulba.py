@@ -251,6 +251,20 @@ def test_queues_never_grow_beyond_their_depth() -> None:
     assert not orphans()
 
 
+def test_rows_of_metrics_hold_no_buffers_of_devices() -> None:
+    """On a CPU what is fetched may be a view of a device's buffer: 160 kB an update were held until a chunk's end."""
+    agent, length, _ = AGENTS["ppo"]
+    env = podium.envs.make("podium/Catch")
+    program = podium.Sebulba().build(agent, env, num_envs=NUM_ENVS, rollout_length=length, max_updates=1)
+    try:
+        state, _ = program.chunk(program.init(0), 1)
+        _, row = program._learn_once(state, 1)
+        assert all(value.flags.owndata for value in row.values() if isinstance(value, np.ndarray))
+        assert sum(isinstance(value, np.ndarray) for value in row.values()) > 5
+    finally:
+        program.close()
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
