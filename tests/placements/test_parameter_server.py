@@ -80,7 +80,7 @@ def orphans() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("podium-worker")]
 
 
-QUICK = ("ppo", "dqn, ranked")
+QUICK = ("ppo",)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_with_one_worker_it_is_single(name: str) -> None:
         assert np.isfinite(metrics["loss"]).sum() == 7
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_first_rollout_of_all_workers_is_that_of_single(devices: int) -> None:
     """And where each stands is on its own device, the server's state on the first."""
     agent, length, _ = AGENTS["a2c"]

@@ -25,7 +25,8 @@ PLACEMENTS: dict[str, Any] = {
     "ParameterServer": podium.ParameterServer(workers=2, devices=1),
     "Evolution": podium.Evolution(devices=1),
 }
-ORDER = ["Anakin", "Sebulba", "LocalSGD", "ParameterServer", "Evolution", "Single", "Anakin"]
+SHORT = ["Anakin", "LocalSGD", "Sebulba"]
+LONG = ["Anakin", "Sebulba", "LocalSGD", "ParameterServer", "Evolution", "Single", "Anakin"]
 
 
 def train(agent: Any, placement: str, updates: int, folder: Path, **options: Any) -> podium.Result:
@@ -49,11 +50,12 @@ def params(run_dir: Path) -> Any:
     return jax.device_get(podium.load(run_dir).params)
 
 
-def test_a_run_goes_through_every_placement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("order", [SHORT, pytest.param(LONG, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_a_run_goes_through_placements(order: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     agent = ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2))
     folder = tmp_path / "run"
-    train(agent, ORDER[0], 1, folder)
-    for number, (before, after) in enumerate(itertools.pairwise(ORDER), start=2):
+    train(agent, order[0], 1, folder)
+    for number, (before, after) in enumerate(itertools.pairwise(order), start=2):
         last = params(folder)
         # Nothing is trained where nothing is left to do: what is handed over is what was saved.
         same = train(agent, after, number - 1, folder, resume=True)
@@ -65,7 +67,7 @@ def test_a_run_goes_through_every_placement(tmp_path: Path, capsys: pytest.Captu
         moved = jax.tree.map(lambda x, y: np.abs(np.asarray(x) - np.asarray(y)).max(), last, params(folder))
         assert max(jax.tree.leaves(moved)) > 0
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [row["env_steps"] for row in rows] == [STEPS * number for number in range(1, len(ORDER) + 1)]
+    assert [row["env_steps"] for row in rows] == [STEPS * number for number in range(1, len(order) + 1)]
 
 
 def test_a_replay_begins_anew_and_the_agent_does_not(tmp_path: Path) -> None:
