@@ -16,7 +16,7 @@ import optax
 import podium
 from podium.agents import ppo
 from podium.env import Env
-from podium.evaluate import DEFAULT_MAX_STEPS, make_evaluator
+from podium.evaluate import longest_episode, make_evaluator
 from podium.placement.evolution import Evolution, EvolutionProgram
 from podium.types import Key
 
@@ -44,7 +44,7 @@ def measure(flags: EvolutionFlags) -> dict[str, Any]:
     env = podium.envs.make(flags.env)
     if not isinstance(env, Env):
         raise ValueError(f"env={flags.env!r} runs on the CPU, outside compiled programs; choose a pure one.")
-    limit = env.spec.max_episode_steps or DEFAULT_MAX_STEPS
+    limit = longest_episode(env.spec)
     placement = Evolution(devices=1)
     program = placement.build(
         ppo.make(ppo.Config()), env, num_envs=flags.population, rollout_length=limit, max_updates=flags.generations

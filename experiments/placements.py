@@ -103,9 +103,8 @@ def placement(name: Name, agent: str, devices: int) -> Placement:
         return podium.Sebulba(actor_devices=1, learner_devices=max(1, devices - 1))
     if name == "ParameterServer":
         return podium.ParameterServer(workers=workers, devices=devices)
-    if (
-        agent == "dqn"
-    ):  # Its last layer is not small at the start, so that it takes more noise to change what is greedy.
+    if agent == "dqn":
+        # Its last layer is not small at the start, so that it takes more noise to change what is greedy.
         return podium.Evolution(sigma=0.2, learning_rate=0.05, weight_decay=0.005, devices=devices)
     return podium.Evolution(devices=devices)
 

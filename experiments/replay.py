@@ -20,7 +20,7 @@ import tyro
 
 import podium
 from podium.env import Env
-from podium.evaluate import DEFAULT_MAX_STEPS, Policy
+from podium.evaluate import Policy, longest_episode
 from podium.files import write_atomic
 from podium.load import load_env
 from podium.runs import RunFolder
@@ -79,7 +79,7 @@ def play(
     Raises:
       ValueError: for numbers that are not positive.
     """
-    max_steps = env.spec.max_episode_steps or DEFAULT_MAX_STEPS if max_steps is None else max_steps
+    max_steps = longest_episode(env.spec) if max_steps is None else max_steps
     for name, value in (("episodes", episodes), ("max_steps", max_steps)):
         if value < 1:
             raise ValueError(f"{name}={value} must be a positive integer.")

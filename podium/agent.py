@@ -111,6 +111,16 @@ class Agent(NamedTuple):
     config: Any = None
 
 
+def nearest_multiples(number: int, unit: int) -> str:
+    """Name the positive multiples of `unit` on both sides of `number`, for a sentence that refuses it.
+
+    >>> nearest_multiples(7, 4), nearest_multiples(3, 4)
+    ('4 or 8', '4')
+    """
+    low, high = number // unit * unit, -(-number // unit) * unit
+    return f"{low} or {high}" if low else str(high)
+
+
 def check_fields(
     config: Any,
     positive: Sequence[str] = (),

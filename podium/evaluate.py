@@ -71,6 +71,11 @@ class Policy:
         return action[0]
 
 
+def longest_episode(spec: EnvSpec) -> int:
+    """Return the steps after which an episode is cut where nothing else is said: the environment's limit, or 10,000."""
+    return spec.max_episode_steps or DEFAULT_MAX_STEPS
+
+
 def make_evaluator(
     agent: Agent, env: Env, num_episodes: int, max_steps: int | None = None, greedy: bool = True
 ) -> Callable[[Key, PyTree], dict[str, Array]]:
@@ -82,7 +87,7 @@ def make_evaluator(
     Raises:
       ValueError: for numbers that are not positive.
     """
-    max_steps = max_steps or env.spec.max_episode_steps or DEFAULT_MAX_STEPS
+    max_steps = max_steps or longest_episode(env.spec)
     _check_positive(num_episodes=num_episodes, max_steps=max_steps)
 
     def evaluate(key: Key, params: PyTree) -> dict[str, Array]:
@@ -131,7 +136,7 @@ def make_host_evaluator(
       ValueError: for numbers that are not positive.
     """
     task = envs.evaluation or envs
-    max_steps = max_steps or task.spec.max_episode_steps or DEFAULT_MAX_STEPS
+    max_steps = max_steps or longest_episode(task.spec)
     _check_positive(num_episodes=num_episodes, max_steps=max_steps)
     act = jax.jit(agent.act, static_argnums=5)
 

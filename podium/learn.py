@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from podium.agent import Agent, Plan
+from podium.agent import Agent, Plan, nearest_multiples
 from podium.ops.shuffle import permute
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
@@ -177,8 +177,7 @@ def choose_lanes(
       ValueError: naming what does not divide what, and values that would.
     """
     if num_envs % num_devices:
-        low, high = num_envs // num_devices * num_devices, -(-num_envs // num_devices) * num_devices
-        use = f"{low} or {high}" if low else str(high)
+        use = nearest_multiples(num_envs, num_devices)
         raise ValueError(f"num_envs={num_envs} is not divisible by num_devices={num_devices}; use {use}.")
     if requested is not None:
         if requested < 1 or num_envs % requested or requested % num_devices:
@@ -208,8 +207,7 @@ def why_not_divides(agent: Agent, plan: Plan, name: str, num_lanes: int) -> str:
     """Say which number `plan_divides` refuses, and the nearest that it would not; `name` is what asks for the lanes."""
     if agent.replay is not None:
         size = agent.replay.batch_size
-        near = [n for n in (size // num_lanes * num_lanes, -(-size // num_lanes) * num_lanes) if n]
-        return f"batch_size={size} is not divisible by {name}={num_lanes}; use {' or '.join(map(str, near))}."
+        return f"batch_size={size} is not divisible by {name}={num_lanes}; use {nearest_multiples(size, num_lanes)}."
     time, batch = jax.tree.leaves(plan.data)[0].shape[:2]
     share, parts = batch // num_lanes, plan.num_minibatches
     units = share * time if plan.unit == "step" else share

@@ -242,8 +242,7 @@ class Run:
         self._pace.measure(num_updates, seconds)
         self._tally.add(metrics, num_updates, seconds)
         self._train_seconds += seconds
-        nominal = num_updates * self.schedule.steps_per_update * self.program.sizes.seeds
-        self._train_steps += int(np.sum(metrics.get("valid_steps", nominal)))
+        self._train_steps += self._taken(metrics, num_updates)
 
     def _stop(self, state: PyTree, update: int, stopped: str | None) -> None:
         """Write a row, evaluate and save, as the schedule says; after a signal the resumed run evaluates."""
@@ -266,16 +265,18 @@ class Run:
         steps, frames = self.env_steps(update), frames_per_step(self.program.env)
         return {"env_steps": steps} | ({"frames": steps * frames} if frames > 1 else {})
 
+    def _taken(self, metrics: dict[str, Any], num_updates: int) -> int:
+        """Return the steps of all seeds that iterations took: those counted, where not every row of them is a step."""
+        nominal = num_updates * self.schedule.steps_per_update * self.program.sizes.seeds
+        return int(np.sum(metrics.get("valid_steps", nominal)))
+
     def _row(self, update: int) -> dict[str, Any]:
-        nominal = self._tally.updates * self.schedule.steps_per_update * self.program.sizes.seeds
         averages = self._tally.averages()
-        # Where not every row is a step of an environment, those that are have been counted.
-        steps = float(np.sum(averages.get("valid_steps", nominal)))
         return {
             **self._steps(update),
             "updates": update,
             "wall_seconds": self._wall_seconds(),
-            "steps_per_second": steps / self._tally.seconds,
+            "steps_per_second": self._taken(averages, self._tally.updates) / self._tally.seconds,
             "compile_seconds": self.program.compile_seconds,
             **averages,
         }

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podium.agent import Replay
+from podium.agent import Replay, nearest_multiples
 from podium.types import Array, Key, PyTree, Trajectory
 
 # Rows are counted and indexed in int32.
@@ -143,8 +143,7 @@ def uniform(
         if num_envs % num_lanes:
             raise ValueError(f"num_envs={num_envs} is not divisible by num_lanes={num_lanes}; use a divisor.")
         if batch_size % num_lanes:
-            low, high = batch_size // num_lanes * num_lanes, -(-batch_size // num_lanes) * num_lanes
-            use = f"{low} or {high}" if low else str(high)
+            use = nearest_multiples(batch_size, num_lanes)
             raise ValueError(f"batch_size={batch_size} is not divisible by num_lanes={num_lanes}; use {use}.")
         rows = buffer_capacity // (num_envs * rollout_length) * rollout_length
         if rows < n_step + rollout_length:

@@ -12,7 +12,7 @@ import numpy as np
 from podium import distributed
 from podium.agent import Agent
 from podium.env import Env
-from podium.evaluate import DEFAULT_MAX_STEPS
+from podium.evaluate import longest_episode
 from podium.host import HostEnvs
 from podium.loop import Evaluator, Result, Run, catch_signals
 from podium.placement.anakin import Anakin
@@ -156,7 +156,7 @@ def train(
 def usual_length(placement: Placement, agent: Agent, env: Env | HostEnvs) -> int:
     """Return the steps of a rollout where the user names none."""
     if getattr(placement, "whole_episodes", False):
-        return env.spec.max_episode_steps or DEFAULT_MAX_STEPS
+        return longest_episode(env.spec)
     return agent.rollout_length
 
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +22,9 @@ from podium.types import Array, EnvSpec, Key, PyTree, TimeStep, Trajectory
 
 POLL_SECONDS = 0.2
 """How long anything waits before it looks whether the run has ended or a thread has died."""
+
+STOP_SECONDS = 10.0
+"""How long a run that ends waits for its threads."""
 
 SUMS = ("episodes", "episode_return_sum", "episode_length_sum", "valid_steps", "env_seconds", "inference_seconds")
 """What an actor counts in a rollout."""
@@ -284,6 +287,15 @@ class Watch:
             frame = sys._current_frames().get(thread.ident or 0)
             where = "".join(traceback.format_stack(frame)) if frame else ""
             raise ActorError(f"{thread.name} has not come a step further for {self._timeout:g} s; it is at\n{where}")
+
+
+def end_threads(threads: Sequence[threading.Thread], stop: threading.Event, seconds: float) -> None:
+    """Set `stop`, and wait for `threads` together at most so long; one that hangs in native code stays behind."""
+    stop.set()
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        if thread.ident is not None:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class Actor(Watched):

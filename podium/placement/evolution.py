@@ -19,7 +19,7 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from podium import keys
-from podium.agent import Agent
+from podium.agent import Agent, nearest_multiples
 from podium.env import Env
 from podium.evaluate import make_evaluator
 from podium.host import HostEnvs
@@ -80,19 +80,14 @@ class Evolution:
         """Check every size and return the program; see `Placement.build`. Nothing is shuffled, in no lanes."""
         program.check_sizes(num_envs, rollout_length, seeds, max_updates)
         self._check()
-        if seeds != 1:
-            raise ValueError(f"seeds={seeds}: Evolution runs one seed; use podium.Anakin for several in one program.")
-        if isinstance(env, HostEnvs):
-            raise ValueError(
-                f"{env.spec.name} runs on the CPU, outside compiled programs; use placement=podium.Sebulba(...)."
-            )
+        program.check_one_seed("Evolution", seeds)
+        env = program.require_pure(env)
         devices = resolve_devices(self.devices)
         unit = 2 * self.episodes * len(devices)
         if num_envs % unit:
-            low, high = num_envs // unit * unit, -(-num_envs // unit) * unit
             raise ValueError(
                 f"num_envs={num_envs} is not divisible by {unit}, two members of a pair times episodes={self.episodes} "
-                f"times devices={len(devices)}; use {f'{low} or {high}' if low else high}."
+                f"times devices={len(devices)}; use {nearest_multiples(num_envs, unit)}."
             )
         return EvolutionProgram(self, agent, env, Sizes(num_envs, rollout_length, 1, 1), devices, max_updates)
 
@@ -110,12 +105,9 @@ class Evolution:
                 )
         if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"weight_decay={self.weight_decay!r} must be finite and 0 or more; use 0 for none.")
-        for name in ("episodes", "members_at_once"):
-            value = getattr(self, name)
-            if name == "members_at_once" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r} must be a positive integer.")
+        program.check_positive(episodes=self.episodes)
+        if self.members_at_once is not None:
+            program.check_positive(members_at_once=self.members_at_once)
 
 
 def _explain(devices: list[jax.Device], shares: list[str], returns: int | str) -> str:

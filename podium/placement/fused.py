@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import time
 from typing import Any
 
@@ -28,7 +29,7 @@ def trajectory_specs(axis: str) -> Trajectory:
     return Trajectory(*(rows,) * 8, carry=by_env, end_carry=by_env, policy_version=once, valid=rows)
 
 
-class FusedProgram:
+class FusedProgram(abc.ABC):
     """A `Program`, but for what one iteration is, how a run begins, and where everything lies.
 
     Args:
@@ -63,17 +64,17 @@ class FusedProgram:
         self._lowered: Any = None
         self._compiled: Any = None
 
+    @abc.abstractmethod
     def _start(self, key: Key) -> Any:
         """Return the first state."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _partition(self) -> Any:
         """Return a PartitionSpec for every leaf of the state."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _iterate(self, state: Any) -> tuple[Any, Metrics, Array]:
         """Return the next state, metrics, and [B] whether each environment gave finite numbers only."""
-        raise NotImplementedError
 
     def _settle(self, state: Any) -> Any:
         """Return the state as a chunk hands it over: `state.agent` is the agent's State whatever was kept meanwhile."""
@@ -174,5 +175,5 @@ class FusedProgram:
         """Return the number of iterations behind `state`."""
         return int(np.asarray(state.update).reshape(-1)[0])
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - nothing is what most do
         """Do nothing: all of it ran in the caller's thread."""

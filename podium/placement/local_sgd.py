@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from podium import distributed, episodes, keys
-from podium.agent import Agent
+from podium.agent import Agent, nearest_multiples
 from podium.env import Env
 from podium.host import HostEnvs
 from podium.learn import learn
@@ -63,12 +63,10 @@ class LocalSGD:
     ) -> LocalSGDProgram:
         """Check every size and return the program; see `Placement.build`. `num_lanes` are those of each worker."""
         program.check_sizes(num_envs, rollout_length, seeds, max_updates)
-        if seeds != 1:
-            raise ValueError(f"seeds={seeds}: LocalSGD runs one seed; use podium.Anakin for several in one program.")
+        program.check_one_seed("LocalSGD", seeds)
         devices, workers = self._resolve()
         if num_envs % workers:
-            low, high = num_envs // workers * workers, -(-num_envs // workers) * workers
-            use = f"{low} or {high}" if low else str(high)
+            use = nearest_multiples(num_envs, workers)
             raise ValueError(f"num_envs={num_envs} is not divisible by workers={workers}; use {use}.")
         env = program.prepare(env)
         lanes = program.resolve_lanes(agent, env, num_envs // workers, rollout_length, 1, num_lanes)
@@ -83,12 +81,9 @@ class LocalSGD:
         return _explain(devices, shares, formula, self.average_every)
 
     def _resolve(self) -> tuple[list[jax.Device], int]:
-        for name in ("workers", "average_every"):
-            value = getattr(self, name)
-            if value is None and name == "workers":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r} must be a positive integer.")
+        if self.workers is not None:
+            program.check_positive(workers=self.workers)
+        program.check_positive(average_every=self.average_every)
         devices = resolve_devices(self.devices)
         workers = len(devices) if self.workers is None else self.workers
         if self.devices is None and distributed.num_processes() == 1:

@@ -20,19 +20,16 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from podium import distributed
-from podium.agent import Agent
+from podium.agent import Agent, nearest_multiples
 from podium.env import Env
 from podium.host import HostEnvs
 from podium.placement import program
-from podium.placement.actors import POLL_SECONDS, Watch
+from podium.placement.actors import POLL_SECONDS, STOP_SECONDS, Watch, end_threads
 from podium.placement.devices import Devices, resolve_devices
 from podium.placement.program import RunState, Sizes
 from podium.placement.table import Move, Role, device_name, nbytes, numbers, table
 from podium.placement.workers import Compiled, Cut, Restarts, Server, Story, Worker
 from podium.types import Key, Metrics, PyTree
-
-STOP_SECONDS = 10.0
-"""How long a run that ends waits for its threads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,17 +82,13 @@ class ParameterServer:
         """Check every size and return the program; see `Placement.build`."""
         program.check_sizes(num_envs, rollout_length, seeds, max_updates)
         self._check()
-        if seeds != 1:
-            raise ValueError(
-                f"seeds={seeds}: ParameterServer runs one seed; use podium.Anakin for several in one program."
-            )
+        program.check_one_seed("ParameterServer", seeds)
         if (processes := distributed.num_processes()) > 1:
             raise ValueError(
                 f"{processes} processes: ParameterServer runs in one; use podium.Anakin or podium.Sebulba."
             )
         if num_envs % self.workers:
-            low, high = num_envs // self.workers * self.workers, -(-num_envs // self.workers) * self.workers
-            use = f"{low} or {high}" if low else str(high)
+            use = nearest_multiples(num_envs, self.workers)
             raise ValueError(f"num_envs={num_envs} is not divisible by workers={self.workers}; use {use}.")
         env = program.prepare(env)
         devices = self._devices()
@@ -356,11 +349,7 @@ class ParameterServerProgram:
 
     def close(self) -> None:
         """End the threads; one that hangs in native code is left behind as a daemon."""
-        self._stop.set()
-        deadline = time.monotonic() + STOP_SECONDS
-        for worker in self._workers:
-            if worker.ident is not None:
-                worker.join(max(0.0, deadline - time.monotonic()))
+        end_threads(self._workers, self._stop, STOP_SECONDS)
 
     def agent_state(self, state: RunState) -> PyTree:
         """Return the agent's State within `state`."""

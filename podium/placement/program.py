@@ -145,8 +145,18 @@ class Placement(Protocol):
 
 def check_sizes(num_envs: int, rollout_length: int, seeds: int, max_updates: int) -> None:
     """Raise ValueError for a size that is not a positive integer."""
-    sizes = {"num_envs": num_envs, "rollout_length": rollout_length, "seeds": seeds, "max_updates": max_updates}
-    for name, value in sizes.items():
+    check_positive(num_envs=num_envs, rollout_length=rollout_length, seeds=seeds, max_updates=max_updates)
+
+
+def check_one_seed(name: str, seeds: int) -> None:
+    """Raise ValueError where the placement of this name is asked for several seeds."""
+    if seeds != 1:
+        raise ValueError(f"seeds={seeds}: {name} runs one seed; use podium.Anakin for several in one program.")
+
+
+def check_positive(**values: Any) -> None:
+    """Raise ValueError for a value that is not a positive integer."""
+    for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r} must be a positive integer.")
 
@@ -266,7 +276,12 @@ def gradient_bytes(agent: Agent, sizes: Sizes, state: PyTree, replay: PyTree, tr
 
 
 def prepare(env: Env | HostEnvs) -> Env:
-    """Return `env` resetting itself, as every placement of compiled programs runs it.
+    """Return `env` resetting itself, as placements of compiled programs run it; raises as `require_pure` does."""
+    return auto_reset(require_pure(env))
+
+
+def require_pure(env: Env | HostEnvs) -> Env:
+    """Return `env`, which can be part of a compiled program.
 
     Raises:
       ValueError: it runs on the CPU.
@@ -275,7 +290,7 @@ def prepare(env: Env | HostEnvs) -> Env:
         raise ValueError(
             f"{env.spec.name} runs on the CPU, outside compiled programs; use placement=podium.Sebulba(...)."
         )
-    return auto_reset(env)
+    return env
 
 
 def rollout_finite(agent: Agent, trajectory: Trajectory) -> Array:

@@ -21,19 +21,26 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from podium import distributed, keys
-from podium.agent import Agent
+from podium.agent import Agent, nearest_multiples
 from podium.env import Env
 from podium.host import HostEnvs, on_host
 from podium.networks import batch_groups
 from podium.placement import program
-from podium.placement.actors import Acting, Actor, Compiled, Piece, Slot, complete, make_actors
+from podium.placement.actors import (
+    STOP_SECONDS,
+    Acting,
+    Actor,
+    Compiled,
+    Piece,
+    Slot,
+    complete,
+    end_threads,
+    make_actors,
+)
 from podium.placement.devices import Devices, resolve_devices
 from podium.placement.program import RunState, Sizes
 from podium.placement.table import Move, Role, device_name, nbytes, numbers, table
 from podium.types import EnvSpec, Key, Metrics, PyTree, Trajectory
-
-STOP_SECONDS = 10.0
-"""How long a run that ends waits for its threads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,10 +154,7 @@ class Sebulba:
         return table(title, roles, [Move(name, way, amounts[name]) for name, way in ways.items()], f"Acting {pace}.")
 
     def _check(self) -> None:
-        for name in ("actor_threads", "groups", "queue_depth"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r} must be a positive integer.")
+        program.check_positive(actor_threads=self.actor_threads, groups=self.groups, queue_depth=self.queue_depth)
         if self.max_lag is not None and (not isinstance(self.max_lag, int) or self.max_lag < 0):
             raise ValueError(f"max_lag={self.max_lag!r} must be an integer of 0 or more; leave it out to keep all.")
         if not self.actor_timeout > 0:
@@ -165,9 +169,7 @@ class Sebulba:
         parts = {"actor threads": threads, "learner devices": learners}
         for name, number in parts.items():
             if num_envs % number:
-                step = math.lcm(threads, learners)
-                low, high = num_envs // step * step, -(-num_envs // step) * step
-                use = f"{low} or {high}" if low else str(high)
+                use = nearest_multiples(num_envs, math.lcm(threads, learners))
                 raise ValueError(f"num_envs={num_envs} is not divisible by the {number} {name}; use {use}.")
         return num_envs // threads
 
@@ -420,11 +422,7 @@ class SebulbaProgram:
 
     def close(self) -> None:
         """End the threads; one that hangs in native code is left behind as a daemon."""
-        self._stop.set()
-        deadline = time.monotonic() + STOP_SECONDS
-        for actor in self._actors:
-            if actor.ident is not None:
-                actor.join(max(0.0, deadline - time.monotonic()))
+        end_threads(self._actors, self._stop, STOP_SECONDS)
 
     def agent_state(self, state: RunState) -> PyTree:
         """Return the agent's State within `state`."""

@@ -40,8 +40,7 @@ class Single:
     ) -> SingleProgram:
         """Check every size and return the program; see `Placement.build`."""
         program.check_sizes(num_envs, rollout_length, seeds, max_updates)
-        if seeds != 1:
-            raise ValueError(f"seeds={seeds}: Single runs one seed; use podium.Anakin for several in one program.")
+        program.check_one_seed("Single", seeds)
         if distributed.num_processes() > 1:
             raise ValueError(f"{distributed.num_processes()} processes: Single runs in one; use podium.Anakin.")
         env = program.prepare(env)
