@@ -24,11 +24,11 @@ from podium.agent import Agent, nearest_multiples
 from podium.env import Env
 from podium.host import HostEnvs
 from podium.placement import program
-from podium.placement.actors import POLL_SECONDS, STOP_SECONDS, Watch, end_threads
+from podium.placement.actors import POLL_SECONDS, STOP_SECONDS, Restarts, Watch, end_threads
 from podium.placement.devices import Devices, resolve_devices
 from podium.placement.program import RunState, Sizes
 from podium.placement.table import Move, Role, device_name, nbytes, numbers, table
-from podium.placement.workers import Compiled, Cut, Restarts, Server, Story, Worker
+from podium.placement.workers import Compiled, Cut, Server, Story, Worker
 from podium.types import Key, Metrics, PyTree
 
 

@@ -23,7 +23,7 @@ from podium.agent import Agent, Plan
 from podium.env import Env
 from podium.learn import Learned, learn
 from podium.placement import program
-from podium.placement.actors import POLL_SECONDS, Stopped, Watched
+from podium.placement.actors import POLL_SECONDS, Restarts, Stopped, Watched
 from podium.placement.program import Sizes
 from podium.rollout import RolloutState, rollout
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
@@ -284,19 +284,6 @@ class Story(NamedTuple):
     nonfinite: int
     dropped_rollouts: int
     seconds: tuple[float, float, float]
-
-
-class Restarts:
-    """How many failed iterations the workers of a run may still repeat."""
-
-    def __init__(self, number: int):
-        self._left, self._lock = number, threading.Lock()
-
-    def take(self) -> bool:
-        """Take one, if there is one."""
-        with self._lock:
-            self._left -= 1
-            return self._left >= 0
 
 
 class Compiled(NamedTuple):

@@ -19,7 +19,8 @@ import podium
 from podium.agent import ActOutput, Agent
 from podium.agents import a2c, dqn, impala, ppo
 from podium.host import HostEnv, HostEnvs, on_host
-from podium.placement.actors import ActorError, Compiled, Slot
+from podium.placement.acting import Compiled
+from podium.placement.actors import ActorError, Slot
 
 NUM_ENVS = 8
 
@@ -200,7 +201,7 @@ def test_actions_that_the_environment_has_not_end_the_run_in_a_sentence() -> Non
 
 
 def test_an_actor_that_hangs_ends_the_run_and_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podium.placement.sebulba.STOP_SECONDS", 0.5)
+    monkeypatch.setattr("podium.placement.learner.STOP_SECONDS", 0.5)
     release = threading.Event()
     agent, length, _ = AGENTS["ppo"]
     with pytest.raises(ActorError, match="(?s)not come a step further for 6 s.*release.wait"):
