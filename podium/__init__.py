@@ -5,7 +5,9 @@ from podium.evaluate import Policy, evaluate
 from podium.load import load
 from podium.loop import NonFiniteError, Result
 from podium.placement.anakin import Anakin
+from podium.placement.central_inference import CentralInference
 from podium.placement.devices import request_cpu_threads, request_devices
+from podium.placement.distributed_actors import DistributedActors
 from podium.placement.evolution import Evolution
 from podium.placement.local_sgd import LocalSGD
 from podium.placement.parameter_server import ParameterServer
@@ -17,6 +19,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Anakin",
+    "CentralInference",
+    "DistributedActors",
     "Evolution",
     "LocalSGD",
     "NonFiniteError",

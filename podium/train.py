@@ -16,6 +16,7 @@ from podium.evaluate import longest_episode
 from podium.host import HostEnvs
 from podium.loop import Evaluator, Result, Run, catch_signals
 from podium.placement.anakin import Anakin
+from podium.placement.learner import LearnerProgram
 from podium.placement.program import Placement, Program
 from podium.runs import RunFolder, check_new_folder
 from podium.schedule import Pace, Schedule, make_schedule
@@ -146,11 +147,16 @@ def train(
         state = run.make_ready(state, seed)
         if folder:
             run.rewind(state)
-            if run.saved and isinstance(program.env, HostEnvs) and distributed.is_first():
+            if run.saved and _episodes_are_lost(program) and distributed.is_first():
                 run.say_episodes_restart()
         if distributed.is_first():
             run.sinks.extend(_make_sinks(run.folder, schedule, run.rows, progress, wandb, config, sinks))
         return run.loop(state)
+
+
+def _episodes_are_lost(program: Program) -> bool:
+    """Say whether environments stand outside the state, so that a run that goes on begins new episodes."""
+    return isinstance(program, LearnerProgram)
 
 
 def usual_length(placement: Placement, agent: Agent, env: Env | HostEnvs) -> int:

@@ -15,6 +15,7 @@ from podium import episodes, keys
 from podium.agent import Agent
 from podium.env import Env
 from podium.host import HostEnv, HostEnvs
+from podium.placement.table import nbytes
 from podium.rollout import RolloutState, begin, rollout
 from podium.types import Array, EnvSpec, Key, PyTree, TimeStep, Trajectory
 
@@ -111,6 +112,16 @@ class Acting:
         valid = first if self.resets_in_next_step else None
         result = Result(jnp.zeros(lead, jnp.float32), first, first, next_obs, valid)
         return Rows(obs, first, tile(shapes.action), jax.tree.map(tile, shapes.extras), result)
+
+    def bytes_moved(self, params: PyTree, num_envs: int) -> dict[str, int]:
+        """Return what goes up to the device and comes down from it in a rollout of so many environments in groups."""
+        step = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), jax.eval_shape(self.blank, params))
+        groups, length = num_envs // self.num_envs, self.length
+        return {
+            # What the last step returned goes up twice: into the rollout that ends, and into the one that begins.
+            "observations": groups * ((length + 1) * nbytes((step.obs, step.result)) + length * nbytes(step.first)),
+            "actions": groups * length * nbytes(step.action),
+        }
 
     def carry(self) -> PyTree:
         """Return the agent's memory at the start."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import sys
 import threading
@@ -103,7 +104,7 @@ class Watch:
     """
 
     def __init__(self, thread: Watched, timeout: float):
-        self._thread, self._timeout = thread, timeout
+        self.thread, self._timeout = thread, timeout
         self._seen, self._waited, self._looked = thread.progress, 0.0, time.monotonic()
 
     def look(self, alive: bool) -> None:
@@ -112,7 +113,7 @@ class Watch:
         Raises:
           ActorError: it died, or did not come a step further for `timeout` seconds.
         """
-        thread = self._thread
+        thread = self.thread
         if thread.error is not None:
             where = "".join(traceback.format_exception(thread.error))
             raise ActorError(f"{thread.name} died of {thread.error!r}.\n{where}") from thread.error
@@ -238,22 +239,18 @@ class Actor(Watched):
                 return
 
 
-def take(pieces: queue.Queue[Piece], threads: Sequence[Watched], timeout: float) -> Piece:
-    """Return the next piece of a queue.
-
-    Args:
-      pieces: the queue.
-      threads: any of which may fill it.
-      timeout: seconds without progress after which one of them counts as hung.
+def take(pieces: queue.Queue[Piece], watches: Sequence[Watch]) -> Piece:
+    """Return the next piece of a queue; `watches` are of all threads that may fill it.
 
     Raises:
-      ActorError: one of them died or hung.
+      ActorError: one of them died or hung, even where the others go on.
     """
-    watches = [Watch(thread, timeout) for thread in threads]
     while True:
-        alive = [thread.is_alive() for thread in threads]
-        try:
-            return pieces.get(timeout=POLL_SECONDS)
-        except queue.Empty:
-            for watch, is_alive in zip(watches, alive, strict=True):
-                watch.look(is_alive)
+        alive = [watch.thread.is_alive() for watch in watches]
+        piece = None
+        with contextlib.suppress(queue.Empty):
+            piece = pieces.get(timeout=POLL_SECONDS)
+        for watch, is_alive in zip(watches, alive, strict=True):
+            watch.look(is_alive)
+        if piece is not None:
+            return piece

@@ -90,6 +90,27 @@ def resolve_devices(devices: Devices) -> list[jax.Device]:
     return available[:devices]
 
 
+def resolve_apart(acting: Devices, learning: Devices) -> tuple[list[jax.Device], list[jax.Device]]:
+    """Return the devices that act, of this process, and those that learn, of all processes.
+
+    None is one. Numbers take the first devices for acting and those after them for learning; where there are not
+    enough, both use the same. With several processes numbers count the devices of each.
+
+    Raises:
+      ValueError: as `resolve_devices` does.
+    """
+    acting, learning = (1 if given is None else given for given in (acting, learning))
+    if not isinstance(acting, int) or not isinstance(learning, int):
+        return resolve_devices(acting), resolve_devices(learning)
+    apart = acting + learning <= len(jax.local_devices())
+    number = acting + learning if apart else max(acting, learning)
+    available = resolve_devices(number)
+    own = [available[i : i + number] for i in range(0, len(available), number)]
+    first = acting if apart else 0
+    learners = [device for devices in own for device in devices[first : first + learning]]
+    return own[distributed.process_id()][:acting], learners
+
+
 def _resolve_of_each_process(devices: Devices) -> list[jax.Device]:
     if devices is not None and not isinstance(devices, int):
         raise ValueError(f"devices={devices!r}: with several processes give the number of devices of each.")

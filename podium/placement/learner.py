@@ -21,7 +21,7 @@ from podium.env import Env
 from podium.networks import batch_groups
 from podium.placement import program
 from podium.placement.acting import Acting, Fused, complete
-from podium.placement.actors import STOP_SECONDS, Piece, Slot, Watched, end_threads
+from podium.placement.actors import STOP_SECONDS, Piece, Slot, Watch, Watched, end_threads
 from podium.placement.program import RunState, Sizes
 from podium.placement.table import nbytes
 from podium.types import EnvSpec, Key, Metrics, PyTree, Trajectory
@@ -41,6 +41,7 @@ class LearnerProgram(abc.ABC):
       part: environments of one trajectory of a piece.
       learner_devices: of all processes.
       actor_devices: of this process; parameters go to each of them.
+      timeout: seconds without progress after which a thread counts as hung.
     """
 
     def __init__(
@@ -52,10 +53,11 @@ class LearnerProgram(abc.ABC):
         part: int,
         learner_devices: list[jax.Device],
         actor_devices: list[jax.Device],
+        timeout: float,
     ):
         self.agent, self.env, self.sizes, self.devices = agent, env, sizes, learner_devices
         self.compile_seconds = 0.0
-        self._shapes, self._part, self._actor_devices = shapes, part, actor_devices
+        self._shapes, self._part, self._actor_devices, self._timeout = shapes, part, actor_devices, timeout
         self._own_envs = sizes.num_envs // distributed.num_processes()
         self._own_devices = [device for device in learner_devices if device.process_index == jax.process_index()]
         self._mesh = Mesh(np.array(learner_devices), ("env",), axis_types=(AxisType.Auto,))
@@ -65,6 +67,7 @@ class LearnerProgram(abc.ABC):
         self._lowered: Any = None
         self._compiled: Any = None
         self._threads: Sequence[Watched] = ()
+        self._watches: dict[Watched, Watch] = {}
         self._slots = [Slot() for _ in actor_devices]
         self._stop = threading.Event()
         self._seed: int | None = None
@@ -200,6 +203,7 @@ class LearnerProgram(abc.ABC):
         run_key = jax.device_get(distributed.local(state.key))
         self._threads = self._make_threads(run_key, seed, start)
         self._publish(self._publish_first(state.agent), start)
+        self._watches = {thread: Watch(thread, self._timeout) for thread in self._threads}
         for thread in self._threads:
             thread.start()
 

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from podium import distributed
 from podium.agent import Agent, nearest_multiples
 from podium.env import Env
 from podium.host import HostEnvs
@@ -83,10 +82,7 @@ class ParameterServer:
         program.check_sizes(num_envs, rollout_length, seeds, max_updates)
         self._check()
         program.check_one_seed("ParameterServer", seeds)
-        if (processes := distributed.num_processes()) > 1:
-            raise ValueError(
-                f"{processes} processes: ParameterServer runs in one; use podium.Anakin or podium.Sebulba."
-            )
+        program.check_one_process("ParameterServer")
         if num_envs % self.workers:
             use = nearest_multiples(num_envs, self.workers)
             raise ValueError(f"num_envs={num_envs} is not divisible by workers={self.workers}; use {use}.")
@@ -114,22 +110,15 @@ class ParameterServer:
     def _check(self) -> None:
         if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 1:
             raise ValueError(f"workers={self.workers!r} must be a positive integer; 4 is usual.")
-        for name in ("max_lag", "restarts"):
-            value = getattr(self, name)
-            if name == "max_lag" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ValueError(
-                    f"{name}={value!r} must be an integer of 0 or more; leave it out to {_LEFT_OUT[name]}."
-                )
+        program.check_max_lag(self.max_lag)
+        program.check_not_negative("use 0 for none", restarts=self.restarts)
         if self.late not in ("drop", "weigh"):
             raise ValueError(f"late={self.late!r} is not known; use 'drop' or 'weigh'.")
         if self.late == "weigh" and self.max_lag is None:
             raise ValueError(
                 "late='weigh' weighs nothing where max_lag=None lets all pass; use max_lag=0 to weigh all."
             )
-        if not self.worker_timeout > 0:
-            raise ValueError(f"worker_timeout={self.worker_timeout!r} must be greater than 0 seconds; 60 is usual.")
+        program.check_seconds(worker_timeout=self.worker_timeout)
 
     def explain(self) -> str:
         """Say in a small table who runs where and what moves; `ParameterServerProgram.explain` knows the numbers."""
@@ -161,7 +150,6 @@ class ParameterServer:
         return table(title, roles, moves, f"A gradient is taken at the newest state, {late}.")
 
 
-_LEFT_OUT = {"max_lag": "let all pass", "restarts": "repeat nothing"}
 _WAYS = {"gradients": "workers to server", "states": "server to workers", "trajectories": "workers to server"}
 
 

@@ -161,6 +161,32 @@ def check_positive(**values: Any) -> None:
             raise ValueError(f"{name}={value!r} must be a positive integer.")
 
 
+def check_not_negative(use: str, **values: Any) -> None:
+    """Raise ValueError for a value that is not an integer of 0 or more; `use` says what to do instead."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"{name}={value!r} must be an integer of 0 or more; {use}.")
+
+
+def check_max_lag(max_lag: int | None) -> None:
+    """Raise ValueError for what is neither None nor an integer of 0 or more."""
+    if max_lag is not None:
+        check_not_negative("leave it out to keep all", max_lag=max_lag)
+
+
+def check_seconds(**values: float) -> None:
+    """Raise ValueError for a time that is not above 0."""
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{name}={value!r} must be greater than 0 seconds; 60 is usual.")
+
+
+def check_one_process(name: str) -> None:
+    """Raise ValueError where the placement of this name is asked to run over several processes."""
+    if (processes := distributed.num_processes()) > 1:
+        raise ValueError(f"{processes} processes: {name} runs in one; use podium.Anakin or podium.Sebulba.")
+
+
 def resolve_lanes(
     agent: Agent, env: Env, num_envs: int, rollout_length: int, num_devices: int, requested: int | None
 ) -> int:

@@ -21,10 +21,10 @@ from podium.host import HostEnvs, on_host
 from podium.placement import program
 from podium.placement.acting import Acting, Compiled, HostPlayer
 from podium.placement.actors import Actor, Piece, take
-from podium.placement.devices import Devices, resolve_devices
+from podium.placement.devices import Devices, resolve_apart
 from podium.placement.learner import LearnerProgram, choose_lanes, fresh, host_shapes
 from podium.placement.program import Sizes
-from podium.placement.table import Move, Role, device_name, nbytes, numbers, table
+from podium.placement.table import Move, Role, device_name, numbers, table
 from podium.types import Key, PyTree
 
 
@@ -86,16 +86,7 @@ class Sebulba:
 
     def devices(self) -> tuple[list[jax.Device], list[jax.Device]]:
         """Return the devices that act, of this process, and those that learn, of all processes."""
-        acting, learning = (1 if given is None else given for given in (self.actor_devices, self.learner_devices))
-        if not isinstance(acting, int) or not isinstance(learning, int):
-            return resolve_devices(acting), resolve_devices(learning)
-        apart = acting + learning <= len(jax.local_devices())
-        number = acting + learning if apart else max(acting, learning)
-        available = resolve_devices(number)
-        own = [available[i : i + number] for i in range(0, len(available), number)]
-        first = acting if apart else 0
-        learners = [device for devices in own for device in devices[first : first + learning]]
-        return own[distributed.process_id()][:acting], learners
+        return resolve_apart(self.actor_devices, self.learner_devices)
 
     def explain(self) -> str:
         """Say in a small table who runs where and what moves; `SebulbaProgram.explain` knows the numbers."""
@@ -141,10 +132,8 @@ class Sebulba:
 
     def _check(self) -> None:
         program.check_positive(actor_threads=self.actor_threads, groups=self.groups, queue_depth=self.queue_depth)
-        if self.max_lag is not None and (not isinstance(self.max_lag, int) or self.max_lag < 0):
-            raise ValueError(f"max_lag={self.max_lag!r} must be an integer of 0 or more; leave it out to keep all.")
-        if not self.actor_timeout > 0:
-            raise ValueError(f"actor_timeout={self.actor_timeout!r} must be greater than 0 seconds; 60 is usual.")
+        program.check_max_lag(self.max_lag)
+        program.check_seconds(actor_timeout=self.actor_timeout)
 
     def _envs_per_thread(self, num_envs: int, threads: int, learners: int) -> int:
         if self.envs_per_thread is not None and self.envs_per_thread * threads != num_envs:
@@ -175,7 +164,8 @@ class SebulbaProgram(LearnerProgram):
         groups: int,
     ):
         shapes = host_shapes(agent, envs.spec, envs.resets_in_next_step)
-        super().__init__(agent, envs, sizes, shapes, group_size, learner_devices, actor_devices)
+        timeout = placement.actor_timeout
+        super().__init__(agent, envs, sizes, shapes, group_size, learner_devices, actor_devices, timeout)
         self._placement, self._groups = placement, groups
         self._acting = Acting(agent, envs.spec, group_size, sizes.rollout_length, envs.resets_in_next_step)
 
@@ -200,7 +190,7 @@ class SebulbaProgram(LearnerProgram):
         """Take a piece of every actor."""
         placement = self._placement
         taken = [
-            fresh(partial(take, actor.pieces, [actor], placement.actor_timeout), number, placement.max_lag)
+            fresh(partial(take, actor.pieces, [self._watches[actor]]), number, placement.max_lag)
             for actor in self._actors
         ]
         return [piece for piece, _ in taken], sum(dropped for _, dropped in taken)
@@ -220,14 +210,9 @@ class SebulbaProgram(LearnerProgram):
 
     def bytes_per_update(self) -> dict[str, int]:
         """Return what moves in an update, from the shapes that are compiled for; single numbers are left out."""
-        acting, total = self._acting, self.sizes.num_envs
         params = jax.eval_shape(self.agent.actor, self.abstract_state().agent)
-        step = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), jax.eval_shape(acting.blank, params))
-        batches, length = total // acting.num_envs, acting.length
         acted_for = self._own_envs // len(self._actor_devices)
         return {
-            # What the last step returned goes up twice: into the rollout that ends, and into the one that begins.
-            "observations": batches * ((length + 1) * nbytes((step.obs, step.result)) + length * nbytes(step.first)),
-            "actions": batches * length * nbytes(step.action),
+            **self._acting.bytes_moved(params, self.sizes.num_envs),
             **self._bytes_learning([self._actor_devices[i // acted_for] for i in range(self._own_envs)]),
         }
