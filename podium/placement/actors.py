@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium import keys
-from podium.agent import Agent
+from podium.agent import Agent, fresh_carry
 from podium.host import HostEnv, HostEnvs
 from podium.types import Array, EnvSpec, Key, PyTree, TimeStep, Trajectory
 
@@ -130,7 +130,7 @@ class Acting:
 
         def act(params: PyTree, obs: PyTree) -> Any:
             act_keys = jax.random.split(jax.random.key(0), self.num_envs)
-            return self.agent.act(act_keys, params, self.carry(), obs, jnp.ones(self.num_envs, bool), False)
+            return self.agent.act(act_keys, params, self.carry(0), obs, jnp.ones(self.num_envs, bool), False)
 
         shapes = jax.eval_shape(act, params, jax.tree.map(lambda x: x[0], obs))
         tile = lambda x: jnp.zeros((self.length, *x.shape), x.dtype)  # noqa: E731
@@ -139,9 +139,9 @@ class Acting:
         result = Result(jnp.zeros(lead, jnp.float32), first, first, next_obs, valid)
         return Rows(obs, first, tile(shapes.action), jax.tree.map(tile, shapes.extras), result)
 
-    def carry(self) -> PyTree:
-        """Return the agent's memory at the start."""
-        return self.agent.carry(self.spec, self.num_envs)
+    def carry(self, first_index: Array | int) -> PyTree:
+        """Return the agent's memory at the start, for the environments numbered from `first_index` on."""
+        return fresh_carry(self.agent, self.spec, first_index + jnp.arange(self.num_envs))
 
     def step_keys(self, run_key: Key, iteration: Array, first_index: Array) -> Key:
         """Return the keys [T, E] to act with in an iteration: those of a fused rollout."""
@@ -343,8 +343,8 @@ class Actor(Watched):
             size = self._compiled.acting.num_envs
             for i in range(self._groups):
                 index = self._first_index + i * size
-                env = self._make_env(size, index)
-                groups.append(Group(env, index, self._compiled.carry(), self._compiled.acting.resets_in_next_step))
+                env, carry = self._make_env(size, index), self._compiled.carry(np.int32(index))
+                groups.append(Group(env, index, carry, self._compiled.acting.resets_in_next_step))
             iteration = self._start
             while True:
                 self._hand_over(self._play(groups, iteration))
@@ -434,13 +434,13 @@ class Compiled:
         shapes = lambda *args: jax.tree.map(place, args)  # noqa: E731
         params = jax.tree.map(place, params)
         blank = jax.eval_shape(acting.blank, params)
-        carry = jax.eval_shape(acting.carry)
         row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), blank)
         number, key = jax.ShapeDtypeStruct((), np.int32), jax.eval_shape(lambda: jax.random.key(0))
+        carry = jax.eval_shape(acting.carry, number)
         step_keys = jax.eval_shape(acting.step_keys, key, number, number)
         self.step_keys = jit(acting.step_keys).lower(*shapes(key, number, number)).compile()
         self.blank = jax.jit(lambda: acting.blank(params), out_shardings=here).lower().compile()
-        self.carry = jax.jit(acting.carry, out_shardings=here).lower().compile()
+        self.carry = jit(acting.carry).lower(*shapes(number)).compile()
         step = shapes(blank, params, step_keys, number, carry, row.obs, row.first, row.result)
         self.step = jit(acting.step, donate_argnums=0).lower(*step).compile()
         finish = shapes(blank, row.result, row.obs, carry, carry, number)

@@ -487,7 +487,7 @@ def _zero_trajectory(agent: Agent, acting: Acting, length: int, num_envs: int) -
     """Return a rollout of zeros as the actors hand it over."""
     acting = dataclasses.replace(acting, num_envs=num_envs, length=length)
     params = jax.eval_shape(lambda key: agent.actor(agent.init(key, acting.spec)), jax.random.key(0))
-    rows, carry = acting.blank(params), acting.carry()
+    rows, carry = acting.blank(params), acting.carry(0)
     came = jax.tree.map(lambda x: x[0], rows.result)
     obs = jax.tree.map(lambda x: x[0], rows.obs)
     return acting.finish(rows, came, obs, carry, carry, jnp.zeros((), jnp.int32))
