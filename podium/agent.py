@@ -95,6 +95,8 @@ class Agent(NamedTuple):
       rollout_length: T where the user names none.
       name: for run folders and messages.
       config: the dataclass the agent was made from, for the record; None if there is none.
+      number: `(Carry, index [B]) -> Carry`: tells fresh memory the global numbers of its environments, which are the
+        same under every placement; None where they do not matter. `act` must hand them on, also where `first`.
     """
 
     init: Callable[[Key, EnvSpec], PyTree]
@@ -109,6 +111,13 @@ class Agent(NamedTuple):
     rollout_length: int = 128
     name: str = "agent"
     config: Any = None
+    number: Callable[[PyTree, Array], PyTree] | None = None
+
+
+def fresh_carry(agent: Agent, spec: EnvSpec, index: Array) -> PyTree:
+    """Return the agent's memory at the start of a run, for the environments numbered `index` [B]."""
+    carry = agent.carry(spec, index.shape[0])
+    return carry if agent.number is None else agent.number(carry, index)
 
 
 def nearest_multiples(number: int, unit: int) -> str:

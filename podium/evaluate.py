@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podium.agent import Agent
+from podium.agent import Agent, fresh_carry
 from podium.env import Env
 from podium.host import HostEnvs
 from podium.types import Array, EnvSpec, Key, PyTree
@@ -34,7 +34,7 @@ class Policy:
 
     def carry(self, num_envs: int) -> PyTree:
         """Return fresh recurrent memory [B, ...]; `()` for agents without memory."""
-        return self.agent.carry(self.spec, num_envs)
+        return fresh_carry(self.agent, self.spec, jnp.arange(num_envs))
 
     def act(
         self, obs: PyTree, carry: PyTree = None, first: Any = None, key: Key | None = None, greedy: bool = True
@@ -93,7 +93,7 @@ def make_evaluator(
     def evaluate(key: Key, params: PyTree) -> dict[str, Array]:
         reset_key, play_key = jax.random.split(key)
         env_state, timestep = jax.vmap(env.reset)(jax.random.split(reset_key, num_episodes))
-        carry = agent.carry(env.spec, num_episodes)
+        carry = fresh_carry(agent, env.spec, jnp.arange(num_episodes))
         zeros = jnp.zeros(num_episodes, jnp.float32)
 
         def step(state: Any) -> Any:
@@ -145,7 +145,8 @@ def make_host_evaluator(
         env = task.make(num_episodes, int(jax.random.randint(seed_key, (), 0, 2**31 - 1)), 0)
         try:
             timestep = env.reset()
-            carry, first = agent.carry(task.spec, num_episodes), np.ones(num_episodes, bool)
+            carry = fresh_carry(agent, task.spec, jnp.arange(num_episodes))
+            first = np.ones(num_episodes, bool)
             total, length, done = np.zeros(num_episodes), np.zeros(num_episodes), np.zeros(num_episodes, bool)
             for t in range(max_steps):
                 if stop():

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium import episodes, keys
-from podium.agent import Agent
+from podium.agent import Agent, fresh_carry
 from podium.env import Env
 from podium.host import HostEnv, HostEnvs
 from podium.placement.table import nbytes
@@ -104,7 +104,7 @@ class Acting:
 
         def act(params: PyTree, obs: PyTree) -> Any:
             act_keys = jax.random.split(jax.random.key(0), self.num_envs)
-            return self.agent.act(act_keys, params, self.carry(), obs, jnp.ones(self.num_envs, bool), False)
+            return self.agent.act(act_keys, params, self.carry(0), obs, jnp.ones(self.num_envs, bool), False)
 
         shapes = jax.eval_shape(act, params, jax.tree.map(lambda x: x[0], obs))
         tile = lambda x: jnp.zeros((self.length, *x.shape), x.dtype)  # noqa: E731
@@ -123,9 +123,9 @@ class Acting:
             "actions": groups * length * nbytes(step.action),
         }
 
-    def carry(self) -> PyTree:
-        """Return the agent's memory at the start."""
-        return self.agent.carry(self.spec, self.num_envs)
+    def carry(self, first_index: Array | int) -> PyTree:
+        """Return the agent's memory at the start, for the environments numbered from `first_index` on."""
+        return fresh_carry(self.agent, self.spec, first_index + jnp.arange(self.num_envs))
 
     def step_keys(self, run_key: Key, iteration: Array, first_index: Array) -> Key:
         """Return the keys [T, E] to act with in an iteration: those of a fused rollout."""
@@ -235,13 +235,13 @@ class Compiled:
         shapes = lambda *args: jax.tree.map(place, args)  # noqa: E731
         params = jax.tree.map(place, params)
         blank = jax.eval_shape(acting.blank, params)
-        carry = jax.eval_shape(acting.carry)
         row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), blank)
         number, key = jax.ShapeDtypeStruct((), np.int32), jax.eval_shape(lambda: jax.random.key(0))
+        carry = jax.eval_shape(acting.carry, number)
         step_keys = jax.eval_shape(acting.step_keys, key, number, number)
         self.step_keys = jit(acting.step_keys).lower(*shapes(key, number, number)).compile()
         self.blank = jax.jit(lambda: acting.blank(params), out_shardings=here).lower().compile()
-        self.carry = jax.jit(acting.carry, out_shardings=here).lower().compile()
+        self.carry = jit(acting.carry).lower(*shapes(number)).compile()
         step = shapes(blank, params, step_keys, number, carry, row.obs, row.first, row.result)
         self.step = jit(acting.step, donate_argnums=0).lower(*step).compile()
         finish = shapes(blank, row.result, row.obs, carry, carry, number)
@@ -267,8 +267,8 @@ class HostPlayer:
         try:
             for i in range(groups):
                 index = first_index + i * size
-                env = envs.make(size, seed, index)
-                self._groups.append(Group(env, index, compiled.carry(), compiled.acting.resets_in_next_step))
+                env, carry = envs.make(size, seed, index), compiled.carry(np.int32(index))
+                self._groups.append(Group(env, index, carry, compiled.acting.resets_in_next_step))
         except BaseException:
             self.close()
             raise
@@ -324,7 +324,7 @@ class Fused:
     def begin(self, key: Key, first_index: Array) -> RolloutState:
         """Reset the environments; `key` is that of a seed."""
         index = first_index + jnp.arange(self.num_envs)
-        return begin(keys.roots(key).env, self.env, index, self.agent.carry(self.env.spec, self.num_envs))
+        return begin(keys.roots(key).env, self.env, index, fresh_carry(self.agent, self.env.spec, index))
 
     def play(
         self, run_key: Key, iteration: Array, params: PyTree, state: RolloutState, version: Array

@@ -162,7 +162,6 @@ class CentralInferenceProgram(LearnerProgram):
     def _make_threads(self, run_key: Key, seed: int, start: int) -> Sequence[Watched]:
         placement, each = self._placement, self._placement.envs_per_worker
         workers = self._share // each
-        memory = jax.device_get(self._acting.carry())
         self._rings: list[Ring] = []
         self._servers: list[Server] = []
         self._steppers: list[list[Stepper]] = []
@@ -171,6 +170,7 @@ class CentralInferenceProgram(LearnerProgram):
             wait_for = lambda iteration, slot=slot: slot.get(iteration if placement.lockstep else 0, self._stop)  # noqa: E731
             ring = Ring(self._acting, self._params, placement.queue_depth + 1, workers, wait_for, start)
             first = number * self._share
+            memory = jax.device_get(self._acting.carry(first))
             here = jax.device_put(run_key, self.devices[number])
             settings = ring, slot, self._batch_size, placement.max_wait, self._stop
             server = Server(number, self._compiled_acting[number], memory, first, here, *settings)

@@ -19,7 +19,7 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from podium import keys
-from podium.agent import Agent, nearest_multiples
+from podium.agent import Agent, fresh_carry, nearest_multiples
 from podium.env import Env
 from podium.evaluate import make_evaluator
 from podium.host import HostEnvs
@@ -274,7 +274,8 @@ def perturbed(agent: Agent, env: Env, state: PyTree) -> list[bool]:
 
     def act(*leaves: Array) -> tuple[Array, PyTree]:
         obs = jax.tree.map(lambda spec: spec.zeros(1), env.spec.obs, is_leaf=lambda x: hasattr(x, "zeros"))
-        params, carry = agent.actor(jax.tree.unflatten(tree, leaves)), agent.carry(env.spec, 1)
+        params = agent.actor(jax.tree.unflatten(tree, leaves))
+        carry = fresh_carry(agent, env.spec, jnp.arange(1))
         output = agent.act(jax.random.split(jax.random.key(0), 1), params, carry, obs, jnp.ones(1, bool), True)
         # What a memory is for shows in later actions.
         return output.action, output.carry

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from podium import keys
-from podium.agent import Agent
+from podium.agent import Agent, fresh_carry
 from podium.host import HostEnv
 from podium.placement.acting import SUMS, Acting, Group, Rows
 from podium.placement.actors import POLL_SECONDS, Piece, Restarts, Slot, Stopped, Watched
@@ -60,7 +60,10 @@ class Inference:
         is_spec = lambda x: hasattr(x, "zeros")  # noqa: E731
         obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape), x.dtype), self.spec.obs, is_leaf=is_spec)
         number, key = jax.ShapeDtypeStruct((size,), np.int32), jax.eval_shape(lambda: jax.random.key(0))
-        memory, first = jax.eval_shape(lambda: self.agent.carry(self.spec, size)), jax.ShapeDtypeStruct((size,), bool)
+        memory, first = (
+            jax.eval_shape(lambda: fresh_carry(self.agent, self.spec, jnp.arange(size))),
+            jax.ShapeDtypeStruct((size,), bool),
+        )
         arguments = place((key, params, number, number, jax.ShapeDtypeStruct((size,), np.uint32), memory, obs, first))
         return jax.jit(self.act, in_shardings=here, out_shardings=here).lower(*arguments).compile()
 
@@ -101,7 +104,7 @@ class Ring:
         self, acting: Acting, params: PyTree, depth: int, num_workers: int, wait_for: Callable[[int], Any], start: int
     ):
         ring = lambda x: np.zeros((depth, *x.shape), x.dtype)  # noqa: E731
-        memory = jax.eval_shape(acting.carry)
+        memory = jax.eval_shape(lambda: acting.carry(0))
         self.depth, self.length = depth, acting.length
         self.store = Store(
             jax.tree.map(ring, jax.eval_shape(acting.blank, params)),
@@ -419,7 +422,7 @@ class Served(NamedTuple):
 def bytes_moved(acting: Acting, params: PyTree) -> dict[str, int]:
     """Return what goes up to the device and comes down from it while a rollout of all environments is acted for."""
     step = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), jax.eval_shape(acting.blank, params))
-    memory, numbers = nbytes(jax.eval_shape(acting.carry)), 3 * 4 * acting.num_envs
+    memory, numbers = nbytes(jax.eval_shape(lambda: acting.carry(0))), 3 * 4 * acting.num_envs
     return {
         "observations": acting.length * (nbytes((step.obs, step.first)) + memory + numbers),
         "actions": acting.length * (nbytes((step.action, step.extras)) + memory),

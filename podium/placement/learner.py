@@ -351,7 +351,7 @@ def host_shapes(agent: Agent, spec: EnvSpec, resets_in_next_step: bool) -> Shape
 
         def zeros() -> Trajectory:
             params = agent.actor(agent.init(jax.random.key(0), spec))
-            rows, carry = acting.blank(params), acting.carry()
+            rows, carry = acting.blank(params), acting.carry(0)
             came = jax.tree.map(lambda x: x[0], rows.result)
             obs = jax.tree.map(lambda x: x[0], rows.obs)
             return acting.finish(rows, came, obs, carry, carry, jnp.zeros((), jnp.int32))

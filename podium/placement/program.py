@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium import distributed, episodes, keys
-from podium.agent import Agent, Plan
+from podium.agent import Agent, Plan, fresh_carry
 from podium.env import Env, auto_reset
 from podium.host import HostEnvs
 from podium.learn import Learned, choose_lanes, learn, plan_divides, why_not_divides
@@ -194,7 +194,8 @@ def resolve_lanes(
 
     def plan_of_rollout(key: Key) -> Plan:
         state = agent.init(key, env.spec)
-        start = begin(key, env, jnp.arange(num_envs), agent.carry(env.spec, num_envs))
+        index = jnp.arange(num_envs)
+        start = begin(key, env, index, fresh_carry(agent, env.spec, index))
         version = jnp.zeros((), jnp.int32)
         _, trajectory, _ = rollout(key, agent, env, agent.actor(state), start, rollout_length, version)
         return agent.plan(key, state, trajectory)
@@ -217,9 +218,9 @@ def lanes_of_plan(agent: Agent, plan: Plan, num_envs: int, num_devices: int, req
 def start(key: Key, agent: Agent, env: Env, sizes: Sizes) -> RunState:
     """Return the first state of one seed."""
     roots = keys.roots(key)
-    carry = agent.carry(env.spec, sizes.num_envs)
     state = agent.init(roots.agent, env.spec)
-    state_of_envs = begin(roots.env, env, jnp.arange(sizes.num_envs), carry)
+    index = jnp.arange(sizes.num_envs)
+    state_of_envs = begin(roots.env, env, index, fresh_carry(agent, env.spec, index))
 
     def plan_of_step(key: Key) -> Plan:
         version = jnp.zeros((), jnp.int32)

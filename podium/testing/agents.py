@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podium.agent import ActOutput, Agent, Aux, Plan
+from podium.agent import ActOutput, Agent, Aux, Plan, fresh_carry
 from podium.env import Env, auto_reset
 from podium.learn import first_minibatch, learn, plan_divides
 from podium.placement.anakin import Anakin, AnakinProgram
@@ -31,10 +31,10 @@ def check_agent(
     """Check that `agent` keeps the contract of `podium.agent.Agent`.
 
     The rules: every function can be traced; `act` returns actions that fit the spec, one a key, each from its own row
-    only; greedy actions need no randomness; memory is zeroed where `first`; `plan` returns data [T, B, ...]; metrics
-    are scalars; `apply` and `observe` return a state of the same structure, so that training is one loop; gradients
-    are finite, and do not see what came after a termination; several seeds under `jax.vmap`, and several devices,
-    change nothing.
+    only; greedy actions need no randomness; memory is zeroed where `first`, but numbers of environments stay; `plan`
+    returns data [T, B, ...]; metrics are scalars; `apply` and `observe` return a state of the same structure, so that
+    training is one loop; gradients are finite, and do not see what came after a termination; several seeds under
+    `jax.vmap`, and several devices, change nothing.
 
     Args:
       agent: to check.
@@ -141,8 +141,9 @@ class _Check:
 
     def _check_act(self, params: PyTree) -> None:
         spec, count = self.env.spec, self.num_envs
-        carry = self.agent.carry(spec, count)
-        self._check_rows("carry", carry, count)
+        memory, carry = self.agent.carry(spec, count), fresh_carry(self.agent, spec, jnp.arange(count))
+        self._check_rows("carry", memory, count)
+        self._check_structure("number", memory, carry)
         _, timestep = jax.vmap(self.env.reset)(jax.random.split(self.key, count))
         keys, first = jax.random.split(jax.random.fold_in(self.key, 1), count), jnp.ones(count, bool)
         act = jax.jit(self.agent.act, static_argnums=5, compiler_options=_COMPILER_OPTIONS)
@@ -193,7 +194,16 @@ class _Check:
             "greedy actions depend on the key.",
             "With greedy=True return the mode of the policy.",
         )
+        index = jnp.arange(self.num_envs)
+        number = self.agent.number or (lambda carry, index: carry)
+        self._check_same(
+            number(output.carry, index),
+            output.carry,
+            "act changes the numbers of its environments.",
+            "Hand them on in the memory as they came, also where `first`.",
+        )
         used = jax.tree.map(lambda x: (x + 1).astype(x.dtype) if x.dtype != bool else ~x, carry)
+        used = number(used, index)
         if jax.tree.leaves(carry):
             self._check_same(
                 output.action,
@@ -204,7 +214,8 @@ class _Check:
 
     def _rollout(self, params: PyTree) -> Trajectory:
         def play(key: Key) -> Trajectory:
-            start = begin(key, self.env, jnp.arange(self.num_envs), self.agent.carry(self.env.spec, self.num_envs))
+            index = jnp.arange(self.num_envs)
+            start = begin(key, self.env, index, fresh_carry(self.agent, self.env.spec, index))
             version = jnp.zeros((), jnp.int32)
             return rollout(key, self.agent, self.env, params, start, self.rollout_length, version)[1]
 

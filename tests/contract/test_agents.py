@@ -96,6 +96,29 @@ def test_bootstrapping_past_a_termination_is_refused(agent) -> None:
     _expect(agent._replace(plan=plan), "terminating step")
 
 
+def numbered(act) -> podium.agent.Agent:
+    """Return an agent without memory but for the numbers of its environments, which `act` is given."""
+    agent = ppo.make(ppo.Config(num_minibatches=1, num_epochs=1, hidden_sizes=(4,)))
+
+    def act_and_number(keys, params, carry, obs, first, greedy):
+        return act(agent.act(keys, params, (), obs, first, greedy), carry, first)
+
+    return agent._replace(
+        act=act_and_number,
+        carry=lambda spec, num_envs: jnp.zeros(num_envs, jnp.int32),
+        number=lambda carry, index: carry * 0 + index,
+    )
+
+
+def test_numbers_of_environments_are_no_memory_and_must_be_handed_on() -> None:
+    differ = lambda output, carry: output._replace(action=(output.action + carry) % 2, carry=carry)  # noqa: E731
+    testing.check_agent(numbered(lambda output, carry, first: differ(output, carry)), testing.probe_termination())
+    _expect(
+        numbered(lambda output, carry, first: differ(output, carry)._replace(carry=jnp.where(first, 0, carry))),
+        "act changes the numbers",
+    )
+
+
 def test_memory_kept_over_an_episode_is_refused() -> None:
     agent = ppo.make(ppo.Config(num_minibatches=1, num_epochs=1, hidden_sizes=(4,), memory="gru", memory_size=4))
 
