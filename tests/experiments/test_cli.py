@@ -236,7 +236,7 @@ def test_a_signal_during_compilation_ends_with_its_code(
     out, error = capsys.readouterr()
     assert "podium/Catch" in out and "the same command with --resume" in error
     assert {path.name for path in Path("run").iterdir()} == {
-        "config.json", "explain.txt", "summary.json", "curve.png",
+        "config.json", "placement.txt", "placement.svg", "summary.json", "curve.png",
     }  # fmt: skip
 
 
