@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import os
-import re
 import shlex
 import signal
 import sys
-import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +23,7 @@ from presets import Preset
 
 import podium
 from podium import distributed
-from podium.checkpoint import CheckpointError
+from podium.command import guard, read_flags, read_options
 from podium.env import Env
 from podium.host import HostEnvs, frames_per_step
 from podium.loop import Result
@@ -36,7 +33,6 @@ from podium.runs import default_run_dir
 from podium.schedule import Schedule
 from podium.types import DiscreteSpec
 
-REFUSED, FAILED = 2, 1
 NO_PRESET = "none"
 
 Flags = TypeVar("Flags", bound="RunFlags")
@@ -207,22 +203,6 @@ def parse(flags_class: type[Flags], presets: Mapping[str, Preset], argv: Sequenc
     return Chosen(read_flags(flags_class, argv, default=defaults, description=_about(presets)), words)
 
 
-def read_flags(flags_class: Any, argv: Sequence[str], **options: Any) -> Any:
-    """Read flags with tyro, but turn its boxed complaint into one sentence.
-
-    Raises:
-      ValueError: one sentence about the flag that is wrong.
-    """
-    complaint = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaint):
-            return tyro.cli(flags_class, args=list(argv), **options)
-    except SystemExit as end:
-        if not end.code:
-            raise
-    raise ValueError(_sentence(complaint.getvalue()))
-
-
 def main(
     flags_class: type[RunFlags],
     agents: types.ModuleType,
@@ -244,24 +224,6 @@ def main(
     """
     argv = sys.argv[1:] if argv is None else argv
     return guard(lambda: _train(flags_class, agents, presets, sizes_in_words, argv))
-
-
-def guard(work: Callable[[], int]) -> int:
-    """Return what `work` returns, or say in one sentence why not, and return the exit code for that.
-
-    Errors nobody foresaw keep their traceback.
-    """
-    try:
-        return work()
-    except (podium.NonFiniteError, distributed.PeerError, CheckpointError, OSError) as error:
-        return _say(error, FAILED)
-    except ValueError as error:
-        if not _is_ours(error):
-            raise
-        return _say(error, REFUSED)
-    except KeyboardInterrupt:
-        print("Stopped by SIGINT before anything could be saved.", file=sys.stderr)
-        return 128 + signal.SIGINT
 
 
 def agent_config(config_class: Any, flags: RunFlags) -> Any:
@@ -344,7 +306,7 @@ def _train(
         keep_checkpoints=flags.keep_checkpoints,
         progress=flags.progress,
         wandb=flags.wandb,
-        env_options=_options(flags.env_options),
+        env_options=read_options(flags.env_options, "--env-options"),
         announce=announce,
     )
     if result.interrupted:
@@ -437,57 +399,6 @@ def _unknown_preset(name: str | None, presets: Mapping[str, Preset]) -> str:
     near = near_misses(name or "", list(presets))
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     return f"--preset={name!r} is unknown.{hint} There are: {', '.join(presets)}, and {NO_PRESET}."
-
-
-def _options(pairs: Sequence[str]) -> dict[str, Any]:
-    import ast
-
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or not name.isidentifier():
-            raise ValueError(f"--env-options {pair} is not NAME=VALUE, such as max_steps_in_episode=200.")
-        try:
-            options[name] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            options[name] = text
-    return options
-
-
-def _sentence(box: str) -> str:
-    r"""Return tyro's complaint without its box, its title and the help it adds.
-
-    >>> _sentence('╭─ Invalid ─╮\n│ no such     │\n│ flag        │\n│ ─────────── │\n│ Perhaps you │\n╰───╯')
-    'no such flag; --help lists every flag.'
-    """
-    # Boxes are drawn in ASCII where the terminal knows no better.
-    lines = [line.strip("│| ") for line in box.splitlines() if not line.startswith(("╭", "╰", "+"))]
-    sections = re.split(r"\n[─-]{5,}\n?", "\n".join(lines))
-    if "╭" not in box and len(sections) > 1:
-        del sections[0]  # The title, which a drawn box has in its upper edge.
-    first = " ".join(sections[0].split()).rstrip(".")
-    near = [
-        line.split(" ")[0].rstrip(",")
-        for section in sections
-        if section.startswith(("Perhaps you meant", "Arguments similar to"))
-        for line in section.splitlines()
-        if line.startswith("--")
-    ]
-    hint = f"; did you mean {' or '.join(dict.fromkeys(near))}?" if near else ";"
-    return f"{first}{hint} --help lists every flag."
-
-
-def _say(error: BaseException, code: int) -> int:
-    who = f"error in process {distributed.process_id()}" if distributed.num_processes() > 1 else "error"
-    print(f"{who}: " + " ".join(str(error).split()), file=sys.stderr, flush=True)
-    return code
-
-
-def _is_ours(error: BaseException) -> bool:
-    """Tell whether an error was raised on purpose, by podium or a script, and not deep inside some library."""
-    frames = traceback.extract_tb(error.__traceback__)
-    roots = {Path(__file__).resolve().parent.parent, Path(podium.__file__).resolve().parent}
-    return not frames or any(root in Path(frames[-1].filename).resolve().parents for root in roots)
 
 
 def _actions(env: Env) -> str:

@@ -1,7 +1,8 @@
 """The folder of a run: what was run, how it went, and its checkpoints.
 
     runs/<name>/config.json     the configuration, with versions, git commit, placement and date
-    runs/<name>/explain.txt     who runs where, and what moves in an update
+    runs/<name>/placement.txt   who runs where, what moves in an update, how stale it may be and who waits for whom
+    runs/<name>/placement.svg   the same, drawn
     runs/<name>/metrics.jsonl   one object a logged chunk
     runs/<name>/summary.json    how it ended
     runs/<name>/curve.png       returns against environment steps
@@ -26,7 +27,8 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from podium.files import to_jsonable, write_atomic, write_json
+from podium.files import to_jsonable, write_json
+from podium.placement.explanation import Explanation
 
 SCHEMA = 1
 CONFIG = "config.json"
@@ -141,9 +143,10 @@ class RunFolder:
         """The folder of the checkpoints."""
         return self.path / "checkpoints"
 
-    def write_explanation(self, text: str) -> None:
-        """Write `explain.txt` atomically."""
-        write_atomic(self.path / "explain.txt", f"{text}\n".encode())
+    def write_explanation(self, explanation: Explanation) -> None:
+        """Write `placement.txt` and `placement.svg`, each atomically."""
+        for ending in ("txt", "svg"):
+            explanation.save(self.path / f"placement.{ending}")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json` atomically."""

@@ -141,7 +141,7 @@ def train(
             announce(program, schedule)
         run.caught = stack.enter_context(catch_signals())
         if run_dir is not None and folder is None and distributed.is_first():
-            run.keep_in(RunFolder.create(run_dir, config, placement.explain()), keep_checkpoints)
+            run.keep_in(RunFolder.create(run_dir, config, placement.explain().words), keep_checkpoints)
         if run.folder:
             run.folder.write_explanation(program.explain())
         state = run.make_ready(state, seed)

@@ -106,7 +106,7 @@ def test_the_summary_says_what_tools_rely_on(run: podium.Result) -> None:
     assert summary["compile_seconds"] > 0 and summary["steps_per_second"] > 0 and summary["interrupted"] is None
     assert summary["wall_seconds"] >= summary["compile_seconds"]
     assert {path.name for path in run.run_dir.iterdir()} == {
-        "config.json", "explain.txt", "metrics.jsonl", "summary.json", "curve.png", "checkpoints",
+        "config.json", "placement.txt", "placement.svg", "metrics.jsonl", "summary.json", "curve.png", "checkpoints",
     }  # fmt: skip
 
 

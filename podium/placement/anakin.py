@@ -20,9 +20,10 @@ from podium.episodes import Ended
 from podium.host import HostEnvs
 from podium.placement import program
 from podium.placement.devices import Devices, resolve_devices
+from podium.placement.explanation import NEVER, Explanation
 from podium.placement.fused import FusedProgram, trajectory_specs
 from podium.placement.program import RunState, Sizes
-from podium.placement.table import Move, Role, device_name, numbers, table
+from podium.placement.table import Move, Role, device_name, numbers
 from podium.rollout import RolloutState, rollout
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
@@ -60,18 +61,19 @@ class Anakin:
         sizes = Sizes(num_envs, rollout_length, seeds, lanes)
         return AnakinProgram(agent, env, sizes, devices, by_seed, max_updates)
 
-    def explain(self) -> str:
-        """Say in a small table who runs where and what moves; `AnakinProgram.explain` knows the numbers."""
+    def explain(self) -> Explanation:
+        """Say in a table and a drawing who runs where and what moves; `AnakinProgram.explain` knows the numbers."""
         devices = resolve_devices(self.devices)
         formula = "gradient steps * parameters; 0 where seeds run whole on a device each" if len(devices) > 1 else 0
         return _explain(devices, ["its share of the environments"] * len(devices), formula)
 
 
-def _explain(devices: list[jax.Device], shares: list[str], gradients: int | str) -> str:
+def _explain(devices: list[jax.Device], shares: list[str], gradients: int | str) -> Explanation:
     roles = [Role("everything", device_name(device), share) for device, share in zip(devices, shares, strict=True)]
     moves = [Move("gradient sums", "among the devices", gradients)] if gradients else []
     title = "Anakin: one compiled program; each device steps environments, acts and learns."
-    return table(title, roles, moves, "The policy is never stale.")
+    waits = "devices for one another, at every sum of gradients." if gradients else "nobody for another device."
+    return Explanation(title, roles, moves, stale=NEVER, waits=f"learning for the rollout, then that for it; {waits}")
 
 
 class AnakinProgram(FusedProgram):
@@ -133,8 +135,8 @@ class AnakinProgram(FusedProgram):
             state, num_updates
         )
 
-    def explain(self) -> str:
-        """Say in a small table who runs where, and how many bytes move in an update."""
+    def explain(self) -> Explanation:
+        """Say in a table and a drawing who runs where, and how many bytes move in an update."""
         number, sizes = len(self.devices), self.sizes
         if self._by_seed:
             share = sizes.seeds // number

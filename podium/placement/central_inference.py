@@ -22,10 +22,11 @@ from podium.placement import inference, program
 from podium.placement.acting import Acting
 from podium.placement.actors import Piece, Restarts, Watched, take
 from podium.placement.devices import Devices, resolve_devices
+from podium.placement.explanation import Explanation
 from podium.placement.inference import Inference, Ring, Server, Stepper, sizes_of_batches
 from podium.placement.learner import LearnerProgram, choose_lanes, host_shapes
 from podium.placement.program import Sizes
-from podium.placement.table import Move, Role, device_name, numbers, table
+from podium.placement.table import Move, Role, device_name, numbers
 from podium.types import Key, PyTree
 
 
@@ -92,8 +93,8 @@ class CentralInference:
         lanes = choose_lanes(agent, envs.spec, shapes, num_envs, rollout_length, len(devices), num_lanes)
         return CentralInferenceProgram(self, agent, envs, Sizes(num_envs, rollout_length, 1, lanes), devices)
 
-    def explain(self) -> str:
-        """Say in a small table who runs where and what moves; `CentralInferenceProgram.explain` knows the numbers."""
+    def explain(self) -> Explanation:
+        """Say in a table and a drawing who runs where and what moves; the program knows the numbers."""
         devices = resolve_devices(self.devices)
         steps = "num_envs * rollout_length"
         amounts: dict[str, int | str] = {
@@ -103,30 +104,36 @@ class CentralInference:
             "parameters": f"{len(devices)} * the parameters that act",
             "gradient sums": "gradient steps * the parameters" if len(devices) > 1 else 0,
         }
-        workers = f"num_envs / {self.envs_per_worker} threads"
+        workers = "num_envs" + (f" / {self.envs_per_worker}" if self.envs_per_worker > 1 else "")
         return self._explain(workers, devices, ["its share of the environments"] * len(devices), amounts)
 
     def _explain(
         self, workers: str, devices: list[jax.Device], shares: list[str], amounts: Mapping[str, int | str]
-    ) -> str:
-        roles = [Role("environments", "host CPU", f"{workers}, {self.envs_per_worker} in each")]
-        roles += [Role("inference, learning", device_name(x), share) for x, share in zip(devices, shares, strict=True)]
+    ) -> Explanation:
+        roles = [Role("environments", "host CPU", f"{workers} threads, {self.envs_per_worker} in each")]
+        for name in ("inference", "learning"):
+            roles += [Role(name, device_name(x), share) for x, share in zip(devices, shares, strict=True)]
         ways = {
             "observations": "environments to inference",
             "actions": "inference to environments",
-            "trajectories": "environments to learning",
+            "trajectories": "inference to learning",  # From the host, where both write them.
             "parameters": "learning to inference",
             "gradient sums": "among learning devices",
         }
-        size = "all that wait" if self.batch_size is None else f"at most {self.batch_size}"
-        remark = f"A device acts for {size}, when the first has waited {1000 * self.max_wait:g} ms at the latest"
         if self.lockstep:
-            remark += "; every rollout waits for the update before it, so the policy is never stale."
+            stale = "never; every rollout waits for the update before it."
         else:
-            remark += f"; a rollout is up to {self.queue_depth + 1} updates old when it is learnt from"
-            remark += "." if self.max_lag is None else f", and dropped if more than {self.max_lag}."
+            stale = f"acting takes the newest at every step; a rollout is up to {self.queue_depth + 1} updates old"
+            stale += " when learnt from"
+            stale += "." if self.max_lag is None else f", and dropped if more than {self.max_lag}."
+        size = "all" if self.batch_size is None else f"a batch of {self.batch_size}"
+        waits = (
+            f"environments for inference, which begins when {size} wait, or the first has waited "
+            f"{1000 * self.max_wait:g} ms; learning for a rollout of every environment."
+        )
         title = "CentralInference: threads step environments; each device acts for whoever waits, and learns."
-        return table(title, roles, [Move(name, way, amounts[name]) for name, way in ways.items()], remark)
+        moves = [Move(name, way, amounts[name]) for name, way in ways.items()]
+        return Explanation(title, roles, moves, stale=stale, waits=waits)
 
     def _check(self) -> None:
         program.check_positive(envs_per_worker=self.envs_per_worker, queue_depth=self.queue_depth)
@@ -226,11 +233,11 @@ class CentralInferenceProgram(LearnerProgram):
             pieces.append(piece._replace(sums=piece.sums | sums, most=piece.most | most))
         return pieces, dropped
 
-    def explain(self) -> str:
-        """Say in a small table who runs where, and how many bytes move in an update."""
+    def explain(self) -> Explanation:
+        """Say in a table and a drawing who runs where, and how many bytes move in an update."""
         workers = self.sizes.num_envs // self._placement.envs_per_worker
         shares = [numbers(i * self._share, self._share) for i in range(len(self.devices))]
-        return self._placement._explain(f"{workers} thread(s)", self.devices, shares, self.bytes_per_update())
+        return self._placement._explain(str(workers), self.devices, shares, self.bytes_per_update())
 
     def bytes_per_update(self) -> dict[str, int]:
         """Return what moves in an update, from the shapes that are compiled for; padding is left out."""

@@ -22,9 +22,10 @@ from podium.placement import program
 from podium.placement.acting import Acting, Compiled, CompiledFused, Fused, FusedPlayer, HostPlayer, Player
 from podium.placement.actors import Actor, Piece, Restarts, take
 from podium.placement.devices import Devices, resolve_apart
+from podium.placement.explanation import Explanation
 from podium.placement.learner import LearnerProgram, choose_lanes, fresh, fused_shapes, host_shapes
 from podium.placement.program import Sizes
-from podium.placement.table import Move, Role, device_name, numbers, table
+from podium.placement.table import Move, Role, device_name, numbers
 from podium.types import Key, PyTree
 
 
@@ -98,8 +99,8 @@ class DistributedActors:
         acting, learning = resolve_apart(self.worker_devices, self.learner_devices)
         return acting[: self.workers], learning
 
-    def explain(self) -> str:
-        """Say in a small table who runs where and what moves; `DistributedActorsProgram.explain` knows the numbers."""
+    def explain(self) -> Explanation:
+        """Say in a table and a drawing who runs where and what moves; the program knows the numbers."""
         workers, learners = self.devices()
         amounts: dict[str, int | str] = {
             "trajectories": "num_envs * rollout_length * (obs, action, what came of it), where its devices differ",
@@ -116,28 +117,30 @@ class DistributedActors:
         learners: list[jax.Device],
         learnt_from: list[str],
         amounts: Mapping[str, int | str],
-    ) -> str:
+    ) -> Explanation:
         places = [device_name(workers[i % len(workers)]) for i in range(self.workers)]
-        roles = [Role("stepping, inference", place, share) for place, share in zip(places, acted_for, strict=True)]
+        roles = [
+            Role(f"worker {i}", place, share) for i, (place, share) in enumerate(zip(places, acted_for, strict=True))
+        ]
         roles += [Role("learning", device_name(x), share) for x, share in zip(learners, learnt_from, strict=True)]
         ways = {
-            "observations": "environments to inference",
-            "actions": "inference to environments",
+            "observations": "among worker threads and devices",
+            "actions": "among worker threads and devices",
             "trajectories": "workers to learning",
             "parameters": "learning to workers",
             "gradient sums": "among learning devices",
         }
         if self.lockstep:
-            pace = "waits for every update before its next rollout, so the policy is never stale"
+            stale, waits = "never; acting waits for every update.", "a worker for every update before its next rollout"
         else:
-            pace = "takes the newest parameters at its next rollout"
-            if self.refresh_every > 1:
-                pace = f"takes the newest parameters every {self.refresh_every} rollouts"
-            pace += ", and waits for nobody but a learner that is behind"
-            pace += "" if self.max_lag is None else f"; rollouts more than {self.max_lag} updates old are dropped"
+            often = "its next rollout" if self.refresh_every == 1 else f"every {self.refresh_every}th rollout"
+            stale = f"a worker takes the newest parameters at {often}, and plays on meanwhile"
+            stale += "." if self.max_lag is None else f"; rollouts more than {self.max_lag} updates old are dropped."
+            waits = f"a worker for learning where {self.queue_depth} of its rollouts wait"
         title = "DistributedActors: workers play with a policy copy each; one learner takes rollouts as they come."
         moves = [Move(name, ways[name], amount) for name, amount in amounts.items()]
-        return table(title, roles, moves, f"A worker {pace}.")
+        waits = f"learning for {self.workers} rollouts, whoever they are from; {waits}."
+        return Explanation(title, roles, moves, stale=stale, waits=waits)
 
     def _check(self) -> None:
         program.check_positive(workers=self.workers, refresh_every=self.refresh_every, queue_depth=self.queue_depth)
@@ -217,8 +220,8 @@ class DistributedActorsProgram(LearnerProgram):
             taken.append(fresh(partial(take, worker.pieces, watches), number, placement.max_lag))
         return [piece for piece, _ in taken], sum(dropped for _, dropped in taken)
 
-    def explain(self) -> str:
-        """Say in a small table who runs where, and how many bytes move in an update."""
+    def explain(self) -> Explanation:
+        """Say in a table and a drawing who runs where, and how many bytes move in an update."""
         learnt = self.sizes.num_envs // len(self.devices)
         share = "its share of every batch"
         return self._placement._explain(

@@ -26,9 +26,10 @@ from podium.host import HostEnvs
 from podium.ops.statistics import RunningStats
 from podium.placement import program
 from podium.placement.devices import Devices, resolve_devices
+from podium.placement.explanation import NEVER, Explanation
 from podium.placement.fused import FusedProgram
 from podium.placement.program import Sizes
-from podium.placement.table import Move, Role, device_name, table
+from podium.placement.table import Move, Role, device_name
 from podium.types import Array, Key, Metrics, PyTree
 
 BLOCK_BYTES = 1 << 22
@@ -91,8 +92,8 @@ class Evolution:
             )
         return EvolutionProgram(self, agent, env, Sizes(num_envs, rollout_length, 1, 1), devices, max_updates)
 
-    def explain(self) -> str:
-        """Say in a small table who runs where and what moves; `EvolutionProgram.explain` knows the numbers."""
+    def explain(self) -> Explanation:
+        """Say in a table and a drawing who runs where and what moves; `EvolutionProgram.explain` knows the numbers."""
         devices = resolve_devices(self.devices)
         return _explain(devices, ["its share of the population"] * len(devices), "4 * members")
 
@@ -110,11 +111,12 @@ class Evolution:
             program.check_positive(members_at_once=self.members_at_once)
 
 
-def _explain(devices: list[jax.Device], shares: list[str], returns: int | str) -> str:
+def _explain(devices: list[jax.Device], shares: list[str], returns: int | str) -> Explanation:
     roles = [Role("everything", device_name(device), share) for device, share in zip(devices, shares, strict=True)]
     moves = [Move("returns", "from all to all", returns)] if len(devices) > 1 else []
     title = "Evolution: members with noise in their parameters play; every device draws all noise again, and learns."
-    return table(title, roles, moves, "The policy is never stale.")
+    waits = "every generation for the longest episode of the one before it, on every device."
+    return Explanation(title, roles, moves, stale=NEVER, waits=waits)
 
 
 class EvolutionState(NamedTuple):
@@ -240,8 +242,8 @@ class EvolutionProgram(FusedProgram):
             state
         )
 
-    def explain(self) -> str:
-        """Say in a small table who runs where, and how many bytes move in a generation."""
+    def explain(self) -> Explanation:
+        """Say in a table and a drawing who runs where, and how many bytes move in a generation."""
         share = self.members // len(self.devices)
         shares = [f"members {i * share} to {(i + 1) * share - 1}" for i in range(len(self.devices))]
         return _explain(self.devices, shares, self.bytes_per_update()["returns"])

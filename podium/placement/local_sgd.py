@@ -20,9 +20,10 @@ from podium.host import HostEnvs
 from podium.learn import learn
 from podium.placement import program
 from podium.placement.devices import Devices, resolve_devices
+from podium.placement.explanation import Explanation
 from podium.placement.fused import FusedProgram, trajectory_specs
 from podium.placement.program import Sizes
-from podium.placement.table import Move, Role, device_name, nbytes, numbers, table
+from podium.placement.table import Move, Role, device_name, nbytes, numbers
 from podium.rollout import RolloutState, rollout
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
@@ -73,8 +74,8 @@ class LocalSGD:
         sizes = Sizes(num_envs, rollout_length, 1, lanes)
         return LocalSGDProgram(agent, env, sizes, devices, workers, self.average_every, max_updates)
 
-    def explain(self) -> str:
-        """Say in a small table who runs where and what moves; `LocalSGDProgram.explain` knows the numbers."""
+    def explain(self) -> Explanation:
+        """Say in a table and a drawing who runs where and what moves; `LocalSGDProgram.explain` knows the numbers."""
         devices, workers = self._resolve()
         formula = f"State / {self.average_every}" if len(devices) > 1 else 0
         shares = ["its share of the environments"] * workers
@@ -96,13 +97,15 @@ class LocalSGD:
         return devices, workers
 
 
-def _explain(devices: list[jax.Device], shares: list[str], average: int | str, every: int) -> str:
+def _explain(devices: list[jax.Device], shares: list[str], average: int | str, every: int) -> Explanation:
     each = len(shares) // len(devices)
     roles = [Role(f"worker {i}", device_name(devices[i // each]), share) for i, share in enumerate(shares)]
     moves = [Move("what workers know", "averaged among devices", average)] if average else []
     title = "LocalSGD: workers step environments, act and learn alone; then they take the mean."
     often = "every iteration" if every == 1 else f"every {every} iterations"
-    return table(title, roles, moves, f"Workers are averaged {often}; each acts with its own newest parameters.")
+    stale = f"never; each acts with its own newest parameters, which differ from the others' until the mean, {often}."
+    waits = f"workers for one another when they take the mean, {often}."
+    return Explanation(title, roles, moves, stale=stale, waits=waits)
 
 
 class LocalSGDState(NamedTuple):
@@ -216,8 +219,8 @@ class LocalSGDProgram(FusedProgram):
         workers = jax.jit(self._each, out_shardings=self._shardings.workers)(state.agent)
         return state._replace(workers=workers)
 
-    def explain(self) -> str:
-        """Say in a small table who runs where, and how many bytes move in an update."""
+    def explain(self) -> Explanation:
+        """Say in a table and a drawing who runs where, and how many bytes move in an update."""
         share = self.sizes.num_envs // self.workers
         shares = [numbers(i * share, share) for i in range(self.workers)]
         return _explain(self.devices, shares, self.bytes_per_update()["what workers know"], self.average_every)

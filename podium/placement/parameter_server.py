@@ -25,8 +25,9 @@ from podium.host import HostEnvs
 from podium.placement import program
 from podium.placement.actors import POLL_SECONDS, STOP_SECONDS, Restarts, Watch, end_threads
 from podium.placement.devices import Devices, resolve_devices
+from podium.placement.explanation import Explanation
 from podium.placement.program import RunState, Sizes
-from podium.placement.table import Move, Role, device_name, nbytes, numbers, table
+from podium.placement.table import Move, Role, device_name, nbytes, numbers
 from podium.placement.workers import Compiled, Cut, Server, Story, Worker
 from podium.types import Key, Metrics, PyTree
 
@@ -120,8 +121,8 @@ class ParameterServer:
             )
         program.check_seconds(worker_timeout=self.worker_timeout)
 
-    def explain(self) -> str:
-        """Say in a small table who runs where and what moves; `ParameterServerProgram.explain` knows the numbers."""
+    def explain(self) -> Explanation:
+        """Say in a table and a drawing who runs where and what moves; the program knows the numbers."""
         self._check()
         devices = self._devices()
         away = sum(number % len(devices) > 0 for number in range(self.workers))
@@ -134,7 +135,7 @@ class ParameterServer:
             }
         return self._explain(devices, ["its share of the environments"] * self.workers, amounts)
 
-    def _explain(self, devices: list[jax.Device], shares: list[str], amounts: Mapping[str, int | str]) -> str:
+    def _explain(self, devices: list[jax.Device], shares: list[str], amounts: Mapping[str, int | str]) -> Explanation:
         roles = [Role("server", device_name(devices[0]), "the agent's state; applies gradients one by one")]
         places = [device_name(devices[number % len(devices)]) for number in range(self.workers)]
         roles += [Role("worker", place, share) for place, share in zip(places, shares, strict=True)]
@@ -147,7 +148,9 @@ class ParameterServer:
         title = (
             "ParameterServer: workers step environments, act and take gradients; a server applies them as they come."
         )
-        return table(title, roles, moves, f"A gradient is taken at the newest state, {late}.")
+        stale = f"a gradient is taken at the newest state, {late}."
+        waits = "a worker for its turn at the server, which serves one at a time; the server for nobody."
+        return Explanation(title, roles, moves, stale=stale, waits=waits)
 
 
 _WAYS = {"gradients": "workers to server", "states": "server to workers", "trajectories": "workers to server"}
@@ -351,8 +354,8 @@ class ParameterServerProgram:
         """Return the first state with the agent's State of another run; see `Program.adopt`."""
         return program.adopt(state, agent, update)
 
-    def explain(self) -> str:
-        """Say in a small table who runs where, and how many bytes move in an update."""
+    def explain(self) -> Explanation:
+        """Say in a table and a drawing who runs where, and how many bytes move in an update."""
         size = self._own.num_envs
         shares = [numbers(worker * size, size) for worker in range(self._cut.num_workers)]
         moves: dict[str, int | str] = dict(self.bytes_per_update())

@@ -16,6 +16,7 @@ from podium.agent import Agent, Plan, fresh_carry
 from podium.env import Env, auto_reset
 from podium.host import HostEnvs
 from podium.learn import Learned, choose_lanes, learn, plan_divides, why_not_divides
+from podium.placement.explanation import Explanation
 from podium.placement.table import nbytes
 from podium.rollout import RolloutState, begin, rollout
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
@@ -112,8 +113,8 @@ class Program(Protocol):
         """Return what moves in an update and how many bytes of it, from the shapes that are compiled for."""
         ...
 
-    def explain(self) -> str:
-        """Say in a small table who runs where, and how many bytes move in an update."""
+    def explain(self) -> Explanation:
+        """Say in a table and a drawing who runs where, and how many bytes move in an update."""
         ...
 
     def close(self) -> None:
@@ -138,8 +139,8 @@ class Placement(Protocol):
         """Check every size and return the program; raises ValueError before anything is compiled."""
         ...
 
-    def explain(self) -> str:
-        """Say in a small table who runs where and what moves; `Program.explain` knows the numbers."""
+    def explain(self) -> Explanation:
+        """Say in a table and a drawing who runs where and what moves; `Program.explain` knows the numbers."""
         ...
 
 

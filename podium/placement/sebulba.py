@@ -22,9 +22,10 @@ from podium.placement import program
 from podium.placement.acting import Acting, Compiled, HostPlayer
 from podium.placement.actors import Actor, Piece, take
 from podium.placement.devices import Devices, resolve_apart
+from podium.placement.explanation import Explanation
 from podium.placement.learner import LearnerProgram, choose_lanes, fresh, host_shapes
 from podium.placement.program import Sizes
-from podium.placement.table import Move, Role, device_name, numbers, table
+from podium.placement.table import Move, Role, device_name, numbers
 from podium.types import Key, PyTree
 
 
@@ -88,8 +89,8 @@ class Sebulba:
         """Return the devices that act, of this process, and those that learn, of all processes."""
         return resolve_apart(self.actor_devices, self.learner_devices)
 
-    def explain(self) -> str:
-        """Say in a small table who runs where and what moves; `SebulbaProgram.explain` knows the numbers."""
+    def explain(self) -> Explanation:
+        """Say in a table and a drawing who runs where and what moves; `SebulbaProgram.explain` knows the numbers."""
         actors, learners = self.devices()
         steps, share = "num_envs * rollout_length", "its share of the environments"
         amounts: dict[str, int | str] = {
@@ -108,7 +109,7 @@ class Sebulba:
         learners: list[jax.Device],
         learnt_from: list[str],
         amounts: Mapping[str, int | str],
-    ) -> str:
+    ) -> Explanation:
         threads = f"{len(actors) * self.actor_threads} thread(s)"
         roles = [Role("environments", "host CPU", f"{threads}, up to {self.groups} groups in each")]
         roles += [Role("inference", device_name(x), share) for x, share in zip(actors, acted_for, strict=True)]
@@ -121,14 +122,16 @@ class Sebulba:
             "gradient sums": "among learning devices",
         }
         if self.lockstep:
-            pace = "waits for every update before the next rollout, so the policy is never stale"
+            stale, pace = "never; acting waits for every update.", "a thread for every update before its next rollout"
         else:
-            pace = f"goes on meanwhile: a rollout is up to {self.queue_depth + 1} updates old when it is learnt from"
-            pace += "" if self.max_lag is None else f", and dropped if more than {self.max_lag}"
+            stale = f"acting goes on meanwhile: a rollout is up to {self.queue_depth + 1} updates old when learnt from"
+            stale += "." if self.max_lag is None else f", and dropped if more than {self.max_lag}."
+            pace = f"a thread for learning where {self.queue_depth} of its rollouts wait in its queue"
         if (processes := distributed.num_processes()) > 1:
             pace += f". Threads and devices for inference are those of one of {processes} processes; all have as many"
         title = "Sebulba: threads step environments and act; one program learns from all rollouts as one batch."
-        return table(title, roles, [Move(name, way, amounts[name]) for name, way in ways.items()], f"Acting {pace}.")
+        moves = [Move(name, way, amounts[name]) for name, way in ways.items()]
+        return Explanation(title, roles, moves, stale=stale, waits=f"learning for a rollout of every thread; {pace}.")
 
     def _check(self) -> None:
         program.check_positive(actor_threads=self.actor_threads, groups=self.groups, queue_depth=self.queue_depth)
@@ -195,8 +198,8 @@ class SebulbaProgram(LearnerProgram):
         ]
         return [piece for piece, _ in taken], sum(dropped for _, dropped in taken)
 
-    def explain(self) -> str:
-        """Say in a small table who runs where, and how many bytes move in an update."""
+    def explain(self) -> Explanation:
+        """Say in a table and a drawing who runs where, and how many bytes move in an update."""
         actors, learners = self._actor_devices, self.devices
         acted_for, learnt_from = self._own_envs // len(actors), self.sizes.num_envs // len(learners)
         shares = lambda number, size, first=0: [numbers(first + i * size, size) for i in range(number)]  # noqa: E731

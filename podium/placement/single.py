@@ -17,8 +17,9 @@ from podium.env import Env
 from podium.host import HostEnvs
 from podium.learn import python_scan
 from podium.placement import program
+from podium.placement.explanation import NEVER, Explanation
 from podium.placement.program import RunState, Sizes
-from podium.placement.table import Role, device_name, table
+from podium.placement.table import Role, device_name
 from podium.rollout import rollout
 from podium.types import Metrics, PyTree
 
@@ -47,10 +48,11 @@ class Single:
         lanes = program.resolve_lanes(agent, env, num_envs, rollout_length, 1, num_lanes)
         return SingleProgram(agent, env, Sizes(num_envs, rollout_length, 1, lanes))
 
-    def explain(self) -> str:
-        """Say in a small table who runs where; nothing moves."""
+    def explain(self) -> Explanation:
+        """Say in a table and a drawing who runs where; nothing moves."""
         role = Role("everything", device_name(jax.devices()[0]), "environments, inference and learning in turn")
-        return table("Single: Python loops, to be read and to be held against.", [role], [])
+        title = "Single: Python loops, to be read and to be held against."
+        return Explanation(title, [role], [], stale=NEVER, waits="everything for what comes before it; one at a time.")
 
 
 class SingleProgram:
@@ -116,8 +118,8 @@ class SingleProgram:
         """Return what moves in an update: nothing."""
         return {}
 
-    def explain(self) -> str:
-        """Say in a small table who runs where; nothing moves."""
+    def explain(self) -> Explanation:
+        """Say in a table and a drawing who runs where; nothing moves."""
         return Single().explain()
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ class Move(NamedTuple):
     amount: int | str
 
 
-def table(title: str, roles: Iterable[Role], moves: Iterable[Move], remark: str = "") -> str:
+def table(title: str, roles: Iterable[Role], moves: Iterable[Move]) -> str:
     """Return who runs where and what moves in lines for people.
 
     >>> print(table("Here:", [Role("learning", "cpu:0", "all of it")], [Move("actions", "down", 12_800)]))
@@ -45,7 +45,7 @@ def table(title: str, roles: Iterable[Role], moves: Iterable[Move], remark: str 
     # The heading is no cell: it is as long as it is.
     widths = [max(len(row[column]) for row in rows if len(row) > 1) for column in range(3)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]
-    return "\n".join([title, *(f"  {line}" for line in lines), *([f"  {remark}"] if remark else [])])
+    return "\n".join([title, *(f"  {line}" for line in lines)])
 
 
 def _shorten(roles: Iterable[Role]) -> list[Role]:

@@ -26,6 +26,7 @@ import pytest
 import replay
 
 import podium
+from podium import command
 from podium.agents import a2c, dqn, impala, ppo
 from podium.checkpoint import CheckpointError
 from podium.placement.anakin import AnakinProgram
@@ -198,7 +199,7 @@ DQN = [
 def test_a_refused_run_says_why_in_one_sentence(
     name: str, argv: list[str], names: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert SCRIPTS[name][0].main([*TINY, "--num-envs", "8", "--rollout-length", "4", *argv]) == cli.REFUSED
+    assert SCRIPTS[name][0].main([*TINY, "--num-envs", "8", "--rollout-length", "4", *argv]) == command.REFUSED
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1, error
     assert names in error
@@ -208,7 +209,7 @@ def test_a_refused_run_says_why_in_one_sentence(
 def test_a_run_folder_is_never_written_over(capsys: pytest.CaptureFixture[str]) -> None:
     Path("taken").mkdir()
     Path("taken/file").touch()
-    assert ppo_anakin.main([*TINY, "--run-dir", "taken"]) == cli.REFUSED
+    assert ppo_anakin.main([*TINY, "--run-dir", "taken"]) == command.REFUSED
     out, error = capsys.readouterr()
     assert not out, "no plan of a run that is refused"
     assert "--resume" in error and "--run-dir" in error and error.count("\n") == 1
@@ -223,7 +224,7 @@ def test_a_refusal_names_the_number_that_was_given(capsys: pytest.CaptureFixture
         (["--num-envs", "0"], "num_envs=0 must be a positive integer."),
         (["--num-envs", "100", "--devices", "8"], "num_envs=100 is not divisible by num_devices=8; use 96 or 104."),
     ):
-        assert ppo_anakin.main([*TINY, *sizes, *argv]) == cli.REFUSED
+        assert ppo_anakin.main([*TINY, *sizes, *argv]) == command.REFUSED
         assert capsys.readouterr() == ("", f"error: {words}\n")
 
 
@@ -236,14 +237,14 @@ def test_a_signal_during_compilation_ends_with_its_code(
     out, error = capsys.readouterr()
     assert "podium/Catch" in out and "the same command with --resume" in error
     assert {path.name for path in Path("run").iterdir()} == {
-        "config.json", "explain.txt", "summary.json", "curve.png",
+        "config.json", "placement.txt", "placement.svg", "summary.json", "curve.png",
     }  # fmt: skip
 
 
 def test_replay_refuses_an_environment_that_only_its_maker_has(capsys: pytest.CaptureFixture[str]) -> None:
     env = {"name": "podium/Catch", "options": None, "object": {"spec_sha256": "of another"}}
     RunFolder.create("run", {"agent": {"name": "ppo", "config": {}}, "env": env, "seeds": 1})
-    assert replay.main(["run"]) == cli.REFUSED
+    assert replay.main(["run"]) == command.REFUSED
     error = capsys.readouterr().err
     assert "given as an object" in error and "podium.load(run_dir, env=...)" in error and error.count("\n") == 1
 
@@ -289,7 +290,12 @@ def test_the_compilation_cache_is_the_users_own(tmp_path: Path, monkeypatch: pyt
 
 
 def test_options_are_literals_or_text() -> None:
-    assert cli._options(["a=3", "b=0.5", "c=word", "d=(1, 2)"]) == {"a": 3, "b": 0.5, "c": "word", "d": (1, 2)}
+    assert cli.read_options(["a=3", "b=0.5", "c=word", "d=(1, 2)"], "--env-options") == {
+        "a": 3,
+        "b": 0.5,
+        "c": "word",
+        "d": (1, 2),
+    }
 
 
 @pytest.mark.slow

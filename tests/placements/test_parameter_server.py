@@ -352,7 +352,7 @@ def test_a_run_that_goes_on_is_the_run_that_was_not_stopped(name: str, tmp_path:
     ]
     assert len(rows[1]) == 10
     np.testing.assert_equal(*rows)
-    assert re.search("worker +cpu:0 +environments 0 to 7", (tmp_path / "whole" / "explain.txt").read_text())
+    assert re.search("worker +cpu:0 +environments 0 to 7", (tmp_path / "whole" / "placement.txt").read_text())
 
 
 def test_the_bytes_explained_are_those_that_move(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -326,7 +327,7 @@ def test_the_bytes_explained_are_those_that_move() -> None:
     assert moved["trajectories"] == 8 * (length * (2 * 400 + 4 + 3 + 4 + kept) + 2 * memory)
     assert moved["gradient sums"] > 0
     for text in (program.explain(), podium.CentralInference(devices=2).explain()):
-        assert "inference, learning  cpu:1" in text
+        assert re.search("inference +cpu:1", text) and re.search("learning +cpu:1", text)
         assert "1 ms" in text
     program = podium.DistributedActors(workers=4, worker_devices=2).build(agent, catch(), num_envs=8, rollout_length=8)
     moved = program.bytes_per_update()

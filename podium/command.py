@@ -1,0 +1,116 @@
+"""What command lines share: flags read by tyro, and refusals and failures said in one sentence, with an exit code."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from podium import agents, distributed, envs
+from podium.checkpoint import CheckpointError
+from podium.loop import NonFiniteError
+
+REFUSED, FAILED = 2, 1
+
+
+def guard(work: Callable[[], int]) -> int:
+    """Return what `work` returns, or say in one sentence why not, and return the exit code for that.
+
+    Errors nobody foresaw keep their traceback: a ValueError that neither podium raised nor a script beside the one that
+    `work` was written in.
+    """
+    try:
+        return work()
+    except (NonFiniteError, distributed.PeerError, CheckpointError, OSError) as error:
+        return _say(error, FAILED)
+    except ValueError as error:
+        if not _is_ours(error, Path(work.__code__.co_filename).resolve().parent):
+            raise
+        return _say(error, REFUSED)
+    except KeyboardInterrupt:
+        print("Stopped by SIGINT before anything could be saved.", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def read_flags(flags_class: Any, argv: Sequence[str], **options: Any) -> Any:
+    """Read flags with tyro, but turn its boxed complaint into one sentence.
+
+    Raises:
+      ValueError: one sentence about the flag that is wrong.
+    """
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(flags_class, args=list(argv), **options)
+    except SystemExit as end:
+        if not end.code:
+            raise
+    raise ValueError(_sentence(complaint.getvalue()))
+
+
+def read_options(pairs: Sequence[str], flag: str) -> dict[str, Any]:
+    """Return NAME=VALUE pairs by name; a value is a Python literal, or else text.
+
+    >>> read_options(["size=3", "sizes=(4, 5)", "mode=fast"], "--env-options")
+    {'size': 3, 'sizes': (4, 5), 'mode': 'fast'}
+
+    Raises:
+      ValueError: one is no such pair.
+    """
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError(f"{flag} {pair} is not NAME=VALUE, such as max_steps_in_episode=200.")
+        try:
+            options[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            options[name] = text
+    return options
+
+
+def _sentence(box: str) -> str:
+    r"""Return tyro's complaint without its box, its title and the help it adds.
+
+    >>> _sentence('╭─ Invalid ─╮\n│ no such     │\n│ flag        │\n│ ─────────── │\n│ Perhaps you │\n╰───╯')
+    'no such flag; --help lists every flag.'
+    """
+    # Boxes are drawn in ASCII where the terminal knows no better.
+    lines = [line.strip("│| ") for line in box.splitlines() if not line.startswith(("╭", "╰", "+"))]
+    sections = re.split(r"\n[─-]{5,}\n?", "\n".join(lines))
+    if "╭" not in box and len(sections) > 1:
+        del sections[0]  # The title, which a drawn box has in its upper edge.
+    first = " ".join(sections[0].split()).rstrip(".")
+    near = [
+        line.split(" ")[0].rstrip(",")
+        for section in sections
+        if section.startswith(("Perhaps you meant", "Arguments similar to"))
+        for line in section.splitlines()
+        if line.startswith("--")
+    ]
+    hint = f"; did you mean {' or '.join(dict.fromkeys(near))}?" if near else ";"
+    return f"{first}{hint} --help lists every flag."
+
+
+def _say(error: BaseException, code: int) -> int:
+    who = f"error in process {distributed.process_id()}" if distributed.num_processes() > 1 else "error"
+    print(f"{who}: " + " ".join(str(error).split()), file=sys.stderr, flush=True)
+    return code
+
+
+def _is_ours(error: BaseException, script_folder: Path) -> bool:
+    """Tell whether an error was raised on purpose, by podium or a script, and not deep inside some library."""
+    frames = traceback.extract_tb(error.__traceback__)
+    # In a checkout podium's agents and environments lie beside it.
+    own = (Path(file).resolve().parent for file in (__file__, agents.__file__, envs.__file__))
+    roots = {script_folder, *own}
+    return not frames or any(root in Path(frames[-1].filename).resolve().parents for root in roots)
