@@ -4,6 +4,7 @@ python experiments/benchmark.py anakin --agent ppo --env CartPole-v1
 python experiments/benchmark.py paired --env CartPole-v1
 python experiments/benchmark.py solve --env CartPole-v1 --threshold 475
 python experiments/benchmark.py sebulba --env Pong-v5 --network negligible
+python experiments/benchmark.py central --num-envs 64
 python experiments/benchmark.py env --env CartPole-v1 --num-envs 1024
 python experiments/benchmark.py scaling --env CartPole-v1
 python experiments/benchmark.py matmul
@@ -26,6 +27,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import central_rate
 import cli
 import evolution_rate
 import jax
@@ -325,6 +327,12 @@ def sebulba(flags: sebulba_rate.SebulbaFlags) -> dict[str, Any]:
     return {**sebulba_rate.measure(flags), **_circumstances()}
 
 
+def central(flags: central_rate.CentralFlags) -> dict[str, Any]:
+    """Measure central inference beside its stages alone; see `central_rate.CentralFlags`."""
+    _check_positive(flags, "num_envs", "rollout_length", "hidden_size", "updates", "repeats")
+    return {**central_rate.measure(flags), **_circumstances()}
+
+
 def evolution(flags: evolution_rate.EvolutionFlags) -> dict[str, Any]:
     """Measure evolution beside evosax; see `evolution_rate.EvolutionFlags`."""
     _check_positive(flags, "population", "generations", "repeats")
@@ -454,6 +462,7 @@ def _main(argv: Sequence[str]) -> int:
         | Annotated[PairedFlags, tyro.conf.subcommand("paired")]
         | Annotated[SolveFlags, tyro.conf.subcommand("solve")]
         | Annotated[sebulba_rate.SebulbaFlags, tyro.conf.subcommand("sebulba")]
+        | Annotated[central_rate.CentralFlags, tyro.conf.subcommand("central")]
         | Annotated[evolution_rate.EvolutionFlags, tyro.conf.subcommand("evolution")]
         | Annotated[EnvFlags, tyro.conf.subcommand("env")]
         | Annotated[ScalingFlags, tyro.conf.subcommand("scaling")]
@@ -467,6 +476,7 @@ def _main(argv: Sequence[str]) -> int:
         PairedFlags: paired,
         SolveFlags: solve,
         sebulba_rate.SebulbaFlags: sebulba,
+        central_rate.CentralFlags: central,
         evolution_rate.EvolutionFlags: evolution,
         EnvFlags: env_bound,
         MatmulFlags: matmul,

@@ -14,7 +14,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import cli
 
@@ -25,8 +25,18 @@ from podium.files import write_json
 from podium.host import on_host
 from podium.placement.program import Placement, Program
 
-Name = Literal["Single", "Anakin", "LocalSGD", "Sebulba", "ParameterServer", "Evolution"]
-NAMES: tuple[Name, ...] = ("Single", "Anakin", "LocalSGD", "Sebulba", "ParameterServer", "Evolution")
+Name = Literal[
+    "Single",
+    "Anakin",
+    "LocalSGD",
+    "Sebulba",
+    "CentralInference",
+    "DistributedActors",
+    "ParameterServer",
+    "Evolution",
+]
+NAMES: tuple[Name, ...] = get_args(Name)
+ON_HOST = ("Sebulba", "CentralInference")
 
 OPTIMA = {"podium/Catch": 1.0, "CartPole-v1": 500.0}
 
@@ -59,7 +69,7 @@ class Flags:
     agent: Literal["ppo", "a2c", "impala", "dqn"] = "ppo"
     """The agent; the same under every placement."""
     env: str = "podium/Catch"
-    """A pure environment; `Sebulba` runs it on the host."""
+    """A pure environment; `Sebulba` and `CentralInference` run it on the host."""
     placements: tuple[Name, ...] = NAMES
     """Rows."""
     devices: int = 2
@@ -101,6 +111,10 @@ def placement(name: Name, agent: str, devices: int) -> Placement:
         return podium.LocalSGD(workers=workers, devices=devices)
     if name == "Sebulba":
         return podium.Sebulba(actor_devices=1, learner_devices=max(1, devices - 1))
+    if name == "CentralInference":
+        return podium.CentralInference(envs_per_worker=settings(agent).num_envs // workers, devices=devices)
+    if name == "DistributedActors":
+        return podium.DistributedActors(workers=workers, worker_devices=1, learner_devices=max(1, devices - 1))
     if name == "ParameterServer":
         return podium.ParameterServer(workers=workers, devices=devices)
     if agent == "dqn":
@@ -125,7 +139,7 @@ def train(flags: Flags, name: Name) -> dict[str, Any]:
 
     result = podium.train(
         setting.agent,
-        on_host(env) if name == "Sebulba" else env,
+        on_host(env) if name in ON_HOST else env,
         num_steps=flags.num_steps or num_steps,
         placement=placement(name, flags.agent, flags.devices),
         seed=flags.seed,

@@ -93,13 +93,14 @@ def check_actions(spec: EnvSpec, num_envs: int, action: Any) -> np.ndarray:
     if array.shape != shape:
         raise ValueError(f"actions of shape {array.shape} were sent to {num_envs} of {spec.name}; send {shape}.")
     if isinstance(spec.action, DiscreteSpec):
-        if not np.issubdtype(array.dtype, np.integer):
+        if array.dtype.kind not in "iu":
             raise ValueError(f"actions of dtype {array.dtype} were sent to {spec.name}; send integers.")
-        if array.size and (array.min() < 0 or array.max() >= spec.action.num_values):
+        low, high = (array.min(), array.max()) if array.size else (0, 0)
+        if low < 0 or high >= spec.action.num_values:
             most = spec.action.num_values - 1
-            raise ValueError(f"actions {array.min()} to {array.max()} were sent to {spec.name}; send 0 to {most}.")
+            raise ValueError(f"actions {low} to {high} were sent to {spec.name}; send 0 to {most}.")
     else:
-        if not np.issubdtype(array.dtype, np.floating):
+        if array.dtype.kind != "f":
             raise ValueError(f"actions of dtype {array.dtype} were sent to {spec.name}; send floats.")
         if not np.isfinite(array).all():
             raise ValueError(f"an action sent to {spec.name} is not finite; the policy has diverged.")

@@ -210,16 +210,25 @@ class Group:
         timestep = self.env.recv()
         self.came = result_of(timestep, self._next_step)
         self.obs = timestep.obs
-        valid = np.ones(self.env.num_envs, bool) if timestep.valid is None else np.asarray(timestep.valid)
-        # After a lost life the next row is real at once; after an end it is the one that is none, and the one after.
-        self.first = ~valid | np.asarray(timestep.last)
-        self._return += np.where(valid, timestep.info.get("raw_reward", timestep.reward), 0)
-        self._length += valid
-        end = np.asarray(timestep.info.get("episode_end", timestep.last)) & valid
-        sums["episodes"] += end.sum()
+        reward, last = timestep.info.get("raw_reward", timestep.reward), np.asarray(timestep.last)
+        end = timestep.info.get("episode_end", last)
+        if timestep.valid is None:
+            self.first, steps = last, self.env.num_envs
+            self._return += reward
+            self._length += 1
+        else:
+            valid = np.asarray(timestep.valid)
+            # After a lost life the next row is real at once; after an end that is none, and the one after it is.
+            self.first, steps = ~valid | last, int(valid.sum())
+            self._return += np.where(valid, reward, 0)
+            self._length += valid
+            end = end & valid
+        sums["valid_steps"] += steps
+        if not np.any(end):  # Most of the time; what follows takes as long as all before it.
+            return
+        sums["episodes"] += float(end.sum())
         sums["episode_return_sum"] += self._return[end].sum()
         sums["episode_length_sum"] += self._length[end].sum()
-        sums["valid_steps"] += valid.sum()
         self._return[end] = 0
         self._length[end] = 0
 

@@ -164,7 +164,7 @@ class CentralInferenceProgram(LearnerProgram):
         self._params = params
         act = Inference(self.agent, self.env.spec)
         sizes = sizes_of_batches(self._batch_size)
-        self._compiled_acting = [{size: act.compile(params, size, device) for size in sizes} for device in self.devices]
+        self.compiled_acting = [{size: act.compile(params, size, device) for size in sizes} for device in self.devices]
 
     def _make_threads(self, run_key: Key, seed: int, start: int) -> Sequence[Watched]:
         placement, each = self._placement, self._placement.envs_per_worker
@@ -180,7 +180,7 @@ class CentralInferenceProgram(LearnerProgram):
             memory = jax.device_get(self._acting.carry(first))
             here = jax.device_put(run_key, self.devices[number])
             settings = ring, slot, self._batch_size, placement.max_wait, self._stop
-            server = Server(number, self._compiled_acting[number], memory, first, here, *settings)
+            server = Server(number, self.compiled_acting[number], memory, first, here, *settings)
             self._steppers.append(
                 [
                     Stepper(

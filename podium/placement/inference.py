@@ -242,10 +242,9 @@ class Stepper(Watched):
         self.place = self._ring.enter(self.iteration, self._stop_event, self._tick)
         sums["actor_idle_seconds"] = time.perf_counter() - began
         rows: Rows = jax.tree.map(lambda x: x[self.place, :, self.columns], self._ring.store.rows)
-        obs_rows, results = jax.tree.leaves(rows.obs), jax.tree.leaves(rows.result)
+        write_obs, write_result = _writer(rows.obs), _writer(tuple(rows.result))
         for step in range(self._ring.length):
-            for column, value in zip(obs_rows, jax.tree.leaves(group.obs), strict=True):
-                column[step] = value
+            write_obs(step, group.obs)
             rows.first[step] = group.first
             self.time = step
             self.asked = time.perf_counter()
@@ -256,13 +255,11 @@ class Stepper(Watched):
             sums["inference_seconds"] += began - self.asked
             group.env.send(action)
             group.receive(sums)
-            for column, value in zip(results, jax.tree.leaves(group.came), strict=True):
-                column[step] = value
+            write_result(step, tuple(group.came))
             sums["env_seconds"] += time.perf_counter() - began
             self._tick()
-        if len(rows.first) < len(obs_rows[0]):
-            for column, value in zip(obs_rows, jax.tree.leaves(group.obs), strict=True):
-                column[-1] = value
+        if rows.result.next_obs is None:
+            write_obs(-1, group.obs)
         sums["dropped_rollouts"] = self._lost
         self._ring.leave(self.place, sums, {"inference_latency_max": slowest})
 
@@ -275,6 +272,28 @@ class Stepper(Watched):
         self.progress += 1
         if self._stop_event.is_set():
             raise Stopped
+
+
+def _writer(rows: PyTree) -> Callable[[int, PyTree], None]:
+    """Return a function that writes a row; it runs in every step of every thread, and walks few trees."""
+    if isinstance(rows, np.ndarray):
+        return rows.__setitem__
+    if isinstance(rows, tuple):
+        fields = [(i, _writer(field)) for i, field in enumerate(rows) if field is not None]
+
+        def write_fields(step: int, row: Any) -> None:
+            for i, write in fields:
+                write(step, row[i])
+
+        return write_fields
+
+    columns = jax.tree.leaves(rows)
+
+    def write(step: int, row: PyTree) -> None:
+        for column, value in zip(columns, jax.tree.leaves(row), strict=True):
+            column[step] = value
+
+    return write
 
 
 class Server(Watched):

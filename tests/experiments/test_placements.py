@@ -24,7 +24,14 @@ NEEDED = {
 @pytest.mark.slow
 def test_every_placement_has_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "rows.json"
-    names = ["Anakin", "LocalSGD", "Sebulba", "ParameterServer"]  # Those that move something on two devices.
+    names = [
+        "Anakin",
+        "LocalSGD",
+        "Sebulba",
+        "CentralInference",
+        "DistributedActors",
+        "ParameterServer",
+    ]  # Those that move something on two devices.
     code = placements.main(
         ["--agent", "a2c", "--num-steps", "1024", "--seed", "3", "--json", str(file), "--placements", *names]
     )

@@ -1,0 +1,170 @@
+"""Measure how much of what its slowest stage allows is left to CentralInference; `benchmark.py central`."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import threading
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from podium.agents import impala
+from podium.host import CheckedHostEnv, HostEnv, HostEnvs
+from podium.placement.central_inference import CentralInference, CentralInferenceProgram
+from podium.types import ArraySpec, DiscreteSpec, EnvSpec, TimeStep
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CentralFlags:
+    """Time CentralInference with slow environments, in turn with its stages: environments, inference, learning."""
+
+    num_envs: int = 64
+    """Environments, a thread each."""
+    shortest: float = 0.001
+    """Seconds that a step sleeps at least."""
+    longest: float = 0.005
+    """Seconds that it sleeps at most; between the two it is drawn at random."""
+    rollout_length: int = 32
+    """Steps of every environment in an update."""
+    hidden_size: int = 64
+    """Units of each of the network's two hidden layers."""
+    batch_size: int | None = None
+    """Environments that are acted for at once, at most; None is all."""
+    max_wait: float = 0.001
+    """Seconds that an observation waits for others."""
+    queue_depth: int = 1
+    """Rollouts that environments may run ahead."""
+    updates: int = 30
+    """Updates in one timed turn, after a few that are not counted."""
+    repeats: int = 3
+    """Turns of each."""
+
+
+class SlowEnv(CheckedHostEnv):
+    """Environments that sleep for a random time in each step, and otherwise do next to nothing."""
+
+    def __init__(self, spec: EnvSpec, num_envs: int, seed: int, shortest: float, longest: float):
+        super().__init__(spec, num_envs)
+        self._random = np.random.default_rng(seed)
+        self._shortest, self._longest = shortest, longest
+        self._ready = 0.0
+
+    def _step(self) -> TimeStep:
+        obs, ended = np.zeros((self.num_envs, 4), np.float32), np.zeros(self.num_envs, bool)
+        return TimeStep(obs, np.zeros(self.num_envs, np.float32), ended, ended, obs)  # type: ignore[arg-type]
+
+    def _reset(self) -> TimeStep:
+        return self._step()
+
+    def _send(self, action: np.ndarray) -> None:
+        self._ready = time.perf_counter() + self._random.uniform(self._shortest, self._longest, self.num_envs).max()
+
+    def _recv(self) -> TimeStep:
+        time.sleep(max(0.0, self._ready - time.perf_counter()))
+        return self._step()
+
+    def _close(self) -> None:
+        pass
+
+
+def slow_envs(shortest: float, longest: float) -> HostEnvs:
+    """Return environments that sleep between so many seconds in every step."""
+    spec = EnvSpec("slow", ArraySpec((4,)), DiscreteSpec(2), max_episode_steps=1000)
+
+    def make(num_envs: int, seed: int, first_index: int) -> HostEnv:
+        return SlowEnv(spec, num_envs, seed + first_index, shortest, longest)
+
+    return HostEnvs(spec, make, resets_in_next_step=False)
+
+
+def measure(flags: CentralFlags) -> dict[str, Any]:
+    """Measure; see `CentralFlags`. Each turn of the whole stands between two of the environments alone."""
+    if not 0 <= flags.shortest <= flags.longest:
+        raise ValueError(f"shortest={flags.shortest} must be 0 to longest={flags.longest} seconds.")
+    envs = slow_envs(flags.shortest, flags.longest)
+    alone, turns = [_environments_alone(envs, flags)], []
+    for _ in range(flags.repeats):
+        turns.append(_turn(envs, flags))
+        alone.append(_environments_alone(envs, flags))
+    for turn, before, after in zip(turns, alone, alone[1:], strict=False):
+        turn["environments_steps_per_second"] = (before + after) / 2
+        stages = [
+            value for name, value in turn.items() if name.startswith(("environments_", "inference_steps", "learn"))
+        ]
+        turn["ratio"] = turn["steps_per_second"] / min(stages)
+    return {
+        "what": "central",
+        **dataclasses.asdict(flags),
+        **{name: statistics.median(turn[name] for turn in turns) for name in turns[0]},
+        "sleep_bound_steps_per_second": flags.num_envs * 2 / (flags.shortest + flags.longest),
+        "ratios": [turn["ratio"] for turn in turns],
+    }
+
+
+def _turn(envs: HostEnvs, flags: CentralFlags) -> dict[str, float]:
+    """Build, warm up, and time updates that follow one another without a pause; then inference alone."""
+    agent = impala.make(impala.Config(hidden_sizes=(flags.hidden_size,) * 2))
+    placement = CentralInference(
+        devices=1, batch_size=flags.batch_size, max_wait=flags.max_wait, queue_depth=flags.queue_depth
+    )
+    sizes = {"num_envs": flags.num_envs, "rollout_length": flags.rollout_length}
+    program = placement.build(agent, envs, max_updates=flags.updates, **sizes)
+    steps = flags.num_envs * flags.rollout_length * flags.updates
+    try:
+        state, _ = program.chunk(program.init(0), min(4, flags.updates))
+        began = time.perf_counter()
+        state, metrics = program.chunk(state, flags.updates)
+        seconds = time.perf_counter() - began
+    finally:
+        program.close()
+    values: dict[str, np.ndarray] = {name: np.asarray(value) for name, value in metrics.items()}
+    return {
+        "steps_per_second": steps / seconds,
+        "inference_steps_per_second": _inference_alone(program, agent.actor(state.agent)),
+        "learning_steps_per_second": steps / float(values["learn_seconds"].sum()),
+        "inference_batch": float(values["inference_batch_mean"].mean()),
+        "inference_latency_max": float(values["inference_latency_max"].max()),
+        "inference_wait_max": float(values["inference_wait_max"].max()),
+        "inference_wait_99": float(np.quantile(values["inference_wait_max"], 0.99)),
+        "policy_lag_mean": float(values["policy_lag_mean"].mean()),
+    }
+
+
+def _environments_alone(envs: HostEnvs, flags: CentralFlags) -> float:
+    """Return the steps a second of one thread an environment, under actions that nobody has to think of."""
+    steps = flags.rollout_length * max(1, flags.updates // 4)
+    barrier = threading.Barrier(flags.num_envs + 1)
+
+    def play(number: int) -> None:
+        env = envs.make(1, 0, number)
+        env.reset()
+        barrier.wait()
+        action = np.zeros(1, np.int32)
+        for _ in range(steps):
+            env.send(action)
+            env.recv()
+
+    threads = [threading.Thread(target=play, args=(number,)) for number in range(flags.num_envs)]
+    for thread in threads:
+        thread.start()
+    barrier.wait()
+    began = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    return flags.num_envs * steps / (time.perf_counter() - began)
+
+
+def _inference_alone(program: CentralInferenceProgram, params: Any) -> float:
+    """Return the steps a second of acting for full batches, one after the other, with what goes up and comes down."""
+    (size, act), *_ = reversed(program.compiled_acting[0].items())
+    spec = program.env.spec
+    numbers, obs = np.zeros(size, np.int32), np.zeros((size, *spec.obs.shape), spec.obs.dtype)
+    arguments = jax.random.key(0), params, numbers, numbers, numbers.astype(np.uint32), (), obs, np.ones(size, bool)
+    jax.device_get(act(*arguments))
+    began, calls = time.perf_counter(), 200
+    for _ in range(calls):
+        jax.device_get(act(*arguments))
+    return calls * size / (time.perf_counter() - began)
