@@ -63,8 +63,9 @@ class Replay(NamedTuple):
       sample: `(key, ReplayState) -> (minibatch [N, ...], indices)`.
       batch_size: N, items a minibatch.
       num_updates: minibatches learnt per iteration (with N, T and B this is the samples per insert).
-      update_priorities: `(ReplayState, indices, priorities [N]) -> ReplayState`, after every minibatch; None for a
-        replay that has no priorities, and so does not change while an iteration learns.
+      update_priorities: `(ReplayState, indices, priorities [N]) -> ReplayState`, after every minibatch. What it changes
+        is the state's field `priorities` and nothing else: that alone is carried from minibatch to minibatch, and
+        the items are only ever read. None for a replay that does not change while an iteration learns.
     """
 
     init: Callable[..., PyTree]

@@ -123,28 +123,31 @@ def _learn_from_replay(
     assert replay is not None
     update_priorities = replay.update_priorities
 
-    # A replay without priorities stays as it is while learning, so it is read and not carried along.
+    def ranked_by(priorities: PyTree) -> PyTree:
+        return replay_state._replace(priorities=priorities) if update_priorities else replay_state
+
+    # What is stored stays as it is while learning, so it is read; only priorities are carried along.
     def update(carry: tuple[PyTree, PyTree], number: Array) -> tuple[tuple[PyTree, PyTree], Metrics]:
-        state, ranked = carry
+        state, priorities = carry
         sample_key, grad_key = jax.random.split(jax.random.fold_in(key, number))
-        minibatch, index = replay.sample(sample_key, ranked if update_priorities else replay_state)
+        minibatch, index = replay.sample(sample_key, ranked_by(priorities))
         grads, aux = agent.grad(grad_key, state, minibatch)
         if update_priorities:
-            ranked = update_priorities(ranked, index, aux.priorities)
-        return (agent.apply(state, grads), ranked), aux.metrics
+            priorities = update_priorities(ranked_by(priorities), index, aux.priorities).priorities
+        return (agent.apply(state, grads), priorities), aux.metrics
 
-    def run(state: PyTree, ranked: PyTree) -> tuple[tuple[PyTree, PyTree], Metrics]:
-        carry, metrics = fold(update, (state, ranked), jnp.arange(replay.num_updates))
+    def run(state: PyTree, priorities: PyTree) -> tuple[tuple[PyTree, PyTree], Metrics]:
+        carry, metrics = fold(update, (state, priorities), jnp.arange(replay.num_updates))
         return carry, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
 
-    def wait(state: PyTree, ranked: PyTree) -> tuple[tuple[PyTree, PyTree], Metrics]:
+    def wait(state: PyTree, priorities: PyTree) -> tuple[tuple[PyTree, PyTree], Metrics]:
         # Metrics of updates that did not happen are NaN, which the host loop leaves out of averages.
-        _, metrics = jax.eval_shape(run, state, ranked)
-        return (state, ranked), jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), metrics)
+        _, metrics = jax.eval_shape(run, state, priorities)
+        return (state, priorities), jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), metrics)
 
-    ranked = replay_state if update_priorities else ()
-    (state, ranked), metrics = jax.lax.cond(replay.can_sample(replay_state), run, wait, state, ranked)
-    return state, ranked if update_priorities else replay_state, metrics
+    priorities = replay_state.priorities if update_priorities else ()
+    (state, priorities), metrics = jax.lax.cond(replay.can_sample(replay_state), run, wait, state, priorities)
+    return state, ranked_by(priorities), metrics
 
 
 def python_scan(step: Callable[..., Any], carry: PyTree, inputs: PyTree) -> tuple[PyTree, PyTree]:
