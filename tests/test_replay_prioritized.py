@@ -110,9 +110,17 @@ def assert_sums_are_right(levels: sum_tree.Levels) -> None:
         np.testing.assert_allclose(np.asarray(level)[:, : sums.shape[1]], sums, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("estimated", [True, False], ids=["by actors", "largest"])
+WRITES = [(4, 3, False), (4, 3, True), (1, 3, False), (1, 1, True), (4, 6, False)]
+QUICK = [(4, 3, False, True), (1, 3, False, True), (4, 3, True, False)]
+
+
 @pytest.mark.parametrize(
-    ("time", "n_step", "masked"), [(4, 3, False), (4, 3, True), (1, 3, False), (1, 1, True), (4, 6, False)]
+    ("time", "n_step", "masked", "estimated"),
+    [
+        pytest.param(*write, estimated, marks=[pytest.mark.slow] * ((*write, estimated) not in QUICK))
+        for write in WRITES
+        for estimated in (True, False)
+    ],
 )
 def test_first_priorities_are_what_a_loop_gives(time: int, n_step: int, masked: bool, estimated: bool) -> None:
     buffer = make(n_step=n_step)
