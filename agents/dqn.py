@@ -43,6 +43,8 @@ class Config:
     """Transitions in a minibatch, 1 or more; the lanes must divide it."""
     num_updates: int = 1
     """Minibatches learnt per iteration, 1 or more."""
+    samples_per_insert: float = 0.0
+    """How often a step is learnt from on average, in place of num_updates; 0 leaves that to it."""
     buffer_capacity: int = 50_000
     """Steps the replay holds, over all environments; rounded down to whole rollouts."""
     min_replay_size: int = 1_000
@@ -170,6 +172,8 @@ def make(
             config.n_step,
             config.gamma,
         )
+    if config.samples_per_insert:
+        buffer = buffer._replace(samples_per_insert=config.samples_per_insert)
     if network is None:
         network = q_network(config.hidden_sizes, config.activation, config.dueling, config.torso, config.dtype)
     if network.recurrent:
@@ -250,6 +254,10 @@ def _check(config: Config) -> None:
             raise ValueError(f"{name}={value} must be finite and greater than 0; {getattr(Config, name)} is usual.")
     if not 0 <= config.max_grad_norm < math.inf:
         raise ValueError(f"max_grad_norm={config.max_grad_norm} must be finite and 0 or more; use 0 for no bound.")
+    if not 0 <= config.samples_per_insert < math.inf:
+        raise ValueError(
+            f"samples_per_insert={config.samples_per_insert} must be finite and 0 or more; use 0 to go by num_updates."
+        )
     for name in ("target_update_period", "epsilon_decay_steps"):
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -7,13 +7,14 @@ crosses devices; and because lanes are configuration, the mathematics does not d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from podium.agent import Agent, Plan, nearest_multiples
+from podium.agent import Agent, Plan, Replay, nearest_multiples
 from podium.ops.shuffle import permute
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
@@ -64,7 +65,8 @@ def learn(
         state, metrics = _learn_on_batch(fold_key, agent, state, plan, num_lanes, fold)
     else:
         replay_state = agent.replay.add(replay_state, plan.data)
-        state, replay_state, metrics = _learn_from_replay(fold_key, agent, state, replay_state, fold)
+        count = num_updates(agent.replay, plan)
+        state, replay_state, metrics = _learn_from_replay(fold_key, agent, state, replay_state, count, fold)
     return Learned(agent.observe(state, trajectory), replay_state, metrics)
 
 
@@ -117,7 +119,7 @@ def first_minibatch(key: Key, plan: Plan) -> PyTree:
 
 
 def _learn_from_replay(
-    key: Key, agent: Agent, state: PyTree, replay_state: PyTree, fold: Callable[..., Any]
+    key: Key, agent: Agent, state: PyTree, replay_state: PyTree, count: int, fold: Callable[..., Any]
 ) -> tuple[PyTree, PyTree, Metrics]:
     replay = agent.replay
     assert replay is not None
@@ -137,7 +139,7 @@ def _learn_from_replay(
         return (agent.apply(state, grads), priorities), aux.metrics
 
     def run(state: PyTree, priorities: PyTree) -> tuple[tuple[PyTree, PyTree], Metrics]:
-        carry, metrics = fold(update, (state, priorities), jnp.arange(replay.num_updates))
+        carry, metrics = fold(update, (state, priorities), jnp.arange(count))
         return carry, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
 
     def wait(state: PyTree, priorities: PyTree) -> tuple[tuple[PyTree, PyTree], Metrics]:
@@ -148,6 +150,29 @@ def _learn_from_replay(
     priorities = replay_state.priorities if update_priorities else ()
     (state, priorities), metrics = jax.lax.cond(replay.can_sample(replay_state), run, wait, state, priorities)
     return state, ranked_by(priorities), metrics
+
+
+def num_updates(replay: Replay, plan: Plan) -> int:
+    """Return the minibatches to learn after inserting the data of `plan` (abstract will do), [T, B, ...].
+
+    Raises:
+      ValueError: `samples_per_insert` asks for a number that is not whole.
+    """
+    if replay.samples_per_insert is None:
+        return replay.num_updates
+    time, batch = jax.tree.leaves(plan.data)[0].shape[:2]
+    ratio = replay.batch_size / (time * batch)
+    exact = replay.samples_per_insert / ratio
+    number = round(exact)
+    if number < 1 or abs(exact - number) > 1e-6 * number:
+        near = sorted({max(math.floor(exact), 1), math.ceil(exact)})
+        use = " or ".join(f"{n * ratio:g}" for n in near)
+        raise ValueError(
+            f"samples_per_insert={replay.samples_per_insert:g} asks for {exact:g} minibatches of "
+            f"batch_size={replay.batch_size} after each {time} x {batch} steps, and only whole ones are learnt; "
+            f"use {use}, or another rollout_length."
+        )
+    return number
 
 
 def python_scan(step: Callable[..., Any], carry: PyTree, inputs: PyTree) -> tuple[PyTree, PyTree]:
