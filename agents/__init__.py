@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from podium.agent import Agent
-from podium.agents import a2c, dqn, impala, ppo
+from podium.agents import a2c, apex, dqn, impala, ppo
 
-__all__ = ["a2c", "dqn", "impala", "make", "names", "ppo"]
+__all__ = ["a2c", "apex", "dqn", "impala", "make", "names", "ppo"]
 
-_modules: dict[str, Any] = {"a2c": a2c, "dqn": dqn, "impala": impala, "ppo": ppo}
+_modules: dict[str, Any] = {"a2c": a2c, "apex": apex, "dqn": dqn, "impala": impala, "ppo": ppo}
 
 
 def names() -> list[str]:

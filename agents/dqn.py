@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from podium import replay
-from podium.agent import ActOutput, Agent, Aux, Plan
+from podium.agent import ActOutput, Agent, Aux, Plan, Replay
 from podium.networks import Network, q_network
 from podium.ops.statistics import count_valid, masked_mean
 from podium.replay import Batch
@@ -43,6 +43,8 @@ class Config:
     """Transitions in a minibatch, 1 or more; the lanes must divide it."""
     num_updates: int = 1
     """Minibatches learnt per iteration, 1 or more."""
+    samples_per_insert: float = 0.0
+    """How often a step is learnt from on average, in place of num_updates; 0 leaves that to it."""
     buffer_capacity: int = 50_000
     """Steps the replay holds, over all environments; rounded down to whole rollouts."""
     min_replay_size: int = 1_000
@@ -113,9 +115,9 @@ def loss(config: Config, values: Values, batch: Batch) -> tuple[Array, Aux]:
       batch: n-step transitions.
     """
     chooser = values.next_value if config.double else values.next_target_value
-    next_value = _select(values.next_target_value, jnp.argmax(chooser, axis=-1))
+    next_value = select(values.next_target_value, jnp.argmax(chooser, axis=-1))
     target = jax.lax.stop_gradient(batch.reward + batch.discount * next_value)
-    value = _select(values.value, batch.action)
+    value = select(values.value, batch.action)
     td_error = target - value
     error = optax.huber_loss(td_error, delta=config.huber_delta)
     counted = None if batch.weight is None else batch.weight > 0
@@ -130,15 +132,29 @@ def loss(config: Config, values: Values, batch: Batch) -> tuple[Array, Aux]:
 
 
 Loss = Callable[[Config, Values, Batch], tuple[Array, Aux]]
+Note = Callable[[Array, Array], PyTree]
 
 
-def make(config: Config = Config(), network: Network | None = None, loss: Loss = loss) -> Agent:
+def note_nothing(value: Array, action: Array) -> PyTree:
+    """Return nothing: uniform replay needs no more than what was done and what came of it."""
+    return ()
+
+
+def make(
+    config: Config = Config(),
+    network: Network | None = None,
+    loss: Loss = loss,
+    buffer: Replay | None = None,
+    note: Note = note_nothing,
+) -> Agent:
     """Make a DQN agent.
 
     Args:
       config: hyperparameters.
       network: without memory, whose output is action values [..., A]; None builds one of `config`'s sizes.
       loss: `(config, values, batch) -> (scalar, Aux)`; change DQN by passing another.
+      buffer: the replay, of `podium.replay.transitions`; None builds a uniform one of `config`'s sizes.
+      note: `(action values [B, A], action [B]) -> extras`, which acting leaves in the replay.
 
     Returns:
       an `Agent` with a `Replay`.
@@ -147,14 +163,17 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
       ValueError: for a field out of range or a network with memory; from `init`, for continuous actions.
     """
     _check(config)
-    buffer = replay.uniform(
-        config.buffer_capacity,
-        config.batch_size,
-        config.num_updates,
-        config.min_replay_size,
-        config.n_step,
-        config.gamma,
-    )
+    if buffer is None:
+        buffer = replay.uniform(
+            config.buffer_capacity,
+            config.batch_size,
+            config.num_updates,
+            config.min_replay_size,
+            config.n_step,
+            config.gamma,
+        )
+    if config.samples_per_insert:
+        buffer = buffer._replace(samples_per_insert=config.samples_per_insert)
     if network is None:
         network = q_network(config.hidden_sizes, config.activation, config.dueling, config.torso, config.dtype)
     if network.recurrent:
@@ -187,7 +206,8 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         # One draw an environment gives both numbers: on CPU a draw costs more than the network's forward.
         explore, pick = jnp.moveaxis(jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys), -1, 0)
         random_action = jnp.floor(pick * value.shape[-1]).astype(jnp.int32)
-        return ActOutput(jnp.where(explore < params.epsilon, random_action, best), memory)
+        action = jnp.where(explore < params.epsilon, random_action, best)
+        return ActOutput(action, memory, note(value, action))
 
     def plan(key: Key, state: State, trajectory: Trajectory) -> Plan:
         return Plan(replay.transitions(trajectory))
@@ -221,7 +241,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     )
 
 
-def _select(value: Array, action: Array) -> Array:
+def select(value: Array, action: Array) -> Array:
     """Return `value` [N, A] at `action` [N], by comparison: its gradient is a product, not a scatter."""
     return jnp.sum(jnp.where(action[..., None] == jnp.arange(value.shape[-1]), value, 0.0), axis=-1)
 
@@ -234,6 +254,10 @@ def _check(config: Config) -> None:
             raise ValueError(f"{name}={value} must be finite and greater than 0; {getattr(Config, name)} is usual.")
     if not 0 <= config.max_grad_norm < math.inf:
         raise ValueError(f"max_grad_norm={config.max_grad_norm} must be finite and 0 or more; use 0 for no bound.")
+    if not 0 <= config.samples_per_insert < math.inf:
+        raise ValueError(
+            f"samples_per_insert={config.samples_per_insert} must be finite and 0 or more; use 0 to go by num_updates."
+        )
     for name in ("target_update_period", "epsilon_decay_steps"):
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -29,11 +29,13 @@ class Flags(dqn.Config, cli.AnakinFlags):
 
 def sizes_in_words(config: dqn.Config, sizes: Sizes) -> Mapping[str, str]:
     """Say what an iteration learns from."""
-    learnt = config.num_updates * config.batch_size
-    rows = config.buffer_capacity // sizes.steps_per_update * sizes.steps_per_update
+    inserted = sizes.steps_per_update
+    updates = round(config.samples_per_insert * inserted / config.batch_size) or config.num_updates
+    learnt = updates * config.batch_size
+    rows = config.buffer_capacity // inserted * inserted
     return {
-        "learning": f"{config.num_updates} gradient steps a rollout, {config.batch_size} transitions each "
-        f"({learnt / sizes.steps_per_update:.3g} samples per insert), from {config.min_replay_size:,} steps on",
+        "learning": f"{updates} gradient steps a rollout, {config.batch_size} transitions each "
+        f"({learnt / inserted:.3g} samples per insert), from {config.min_replay_size:,} steps on",
         "replay": f"{rows:,} steps",
         "exploration": f"epsilon {config.epsilon_start:g} to {config.epsilon_end:g} over "
         f"{config.epsilon_decay_steps:,} steps",

@@ -62,9 +62,12 @@ class Replay(NamedTuple):
       can_sample: `(ReplayState) -> bool scalar`.
       sample: `(key, ReplayState) -> (minibatch [N, ...], indices)`.
       batch_size: N, items a minibatch.
-      num_updates: minibatches learnt per iteration (with N, T and B this is the samples per insert).
-      update_priorities: `(ReplayState, indices, priorities [N]) -> ReplayState`, after every minibatch; None for a
-        replay that has no priorities, and so does not change while an iteration learns.
+      num_updates: minibatches learnt per iteration.
+      update_priorities: `(ReplayState, indices, priorities [N]) -> ReplayState`, after every minibatch. What it changes
+        is the state's field `priorities` and nothing else: that alone is carried from minibatch to minibatch, and
+        the items are only ever read. None for a replay that does not change while an iteration learns.
+      samples_per_insert: how often a step is learnt from on average, num_updates * N / (T * B); then this decides how
+        many minibatches there are, and `num_updates` does not. None leaves that to `num_updates`.
     """
 
     init: Callable[..., PyTree]
@@ -74,6 +77,7 @@ class Replay(NamedTuple):
     batch_size: int
     num_updates: int
     update_priorities: Callable[[PyTree, PyTree, Array | None], PyTree] | None = None
+    samples_per_insert: float | None = None
 
 
 class Agent(NamedTuple):

@@ -7,13 +7,14 @@ crosses devices; and because lanes are configuration, the mathematics does not d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from podium.agent import Agent, Plan, nearest_multiples
+from podium.agent import Agent, Plan, Replay, nearest_multiples
 from podium.ops.shuffle import permute
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
@@ -64,7 +65,8 @@ def learn(
         state, metrics = _learn_on_batch(fold_key, agent, state, plan, num_lanes, fold)
     else:
         replay_state = agent.replay.add(replay_state, plan.data)
-        state, replay_state, metrics = _learn_from_replay(fold_key, agent, state, replay_state, fold)
+        count = num_updates(agent.replay, plan)
+        state, replay_state, metrics = _learn_from_replay(fold_key, agent, state, replay_state, count, fold)
     return Learned(agent.observe(state, trajectory), replay_state, metrics)
 
 
@@ -117,34 +119,60 @@ def first_minibatch(key: Key, plan: Plan) -> PyTree:
 
 
 def _learn_from_replay(
-    key: Key, agent: Agent, state: PyTree, replay_state: PyTree, fold: Callable[..., Any]
+    key: Key, agent: Agent, state: PyTree, replay_state: PyTree, count: int, fold: Callable[..., Any]
 ) -> tuple[PyTree, PyTree, Metrics]:
     replay = agent.replay
     assert replay is not None
     update_priorities = replay.update_priorities
 
-    # A replay without priorities stays as it is while learning, so it is read and not carried along.
+    def ranked_by(priorities: PyTree) -> PyTree:
+        return replay_state._replace(priorities=priorities) if update_priorities else replay_state
+
+    # What is stored stays as it is while learning, so it is read; only priorities are carried along.
     def update(carry: tuple[PyTree, PyTree], number: Array) -> tuple[tuple[PyTree, PyTree], Metrics]:
-        state, ranked = carry
+        state, priorities = carry
         sample_key, grad_key = jax.random.split(jax.random.fold_in(key, number))
-        minibatch, index = replay.sample(sample_key, ranked if update_priorities else replay_state)
+        minibatch, index = replay.sample(sample_key, ranked_by(priorities))
         grads, aux = agent.grad(grad_key, state, minibatch)
         if update_priorities:
-            ranked = update_priorities(ranked, index, aux.priorities)
-        return (agent.apply(state, grads), ranked), aux.metrics
+            priorities = update_priorities(ranked_by(priorities), index, aux.priorities).priorities
+        return (agent.apply(state, grads), priorities), aux.metrics
 
-    def run(state: PyTree, ranked: PyTree) -> tuple[tuple[PyTree, PyTree], Metrics]:
-        carry, metrics = fold(update, (state, ranked), jnp.arange(replay.num_updates))
+    def run(state: PyTree, priorities: PyTree) -> tuple[tuple[PyTree, PyTree], Metrics]:
+        carry, metrics = fold(update, (state, priorities), jnp.arange(count))
         return carry, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
 
-    def wait(state: PyTree, ranked: PyTree) -> tuple[tuple[PyTree, PyTree], Metrics]:
+    def wait(state: PyTree, priorities: PyTree) -> tuple[tuple[PyTree, PyTree], Metrics]:
         # Metrics of updates that did not happen are NaN, which the host loop leaves out of averages.
-        _, metrics = jax.eval_shape(run, state, ranked)
-        return (state, ranked), jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), metrics)
+        _, metrics = jax.eval_shape(run, state, priorities)
+        return (state, priorities), jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), metrics)
 
-    ranked = replay_state if update_priorities else ()
-    (state, ranked), metrics = jax.lax.cond(replay.can_sample(replay_state), run, wait, state, ranked)
-    return state, ranked if update_priorities else replay_state, metrics
+    priorities = replay_state.priorities if update_priorities else ()
+    (state, priorities), metrics = jax.lax.cond(replay.can_sample(replay_state), run, wait, state, priorities)
+    return state, ranked_by(priorities), metrics
+
+
+def num_updates(replay: Replay, plan: Plan) -> int:
+    """Return the minibatches to learn after inserting the data of `plan` (abstract will do), [T, B, ...].
+
+    Raises:
+      ValueError: `samples_per_insert` asks for a number that is not whole.
+    """
+    if replay.samples_per_insert is None:
+        return replay.num_updates
+    time, batch = jax.tree.leaves(plan.data)[0].shape[:2]
+    ratio = replay.batch_size / (time * batch)
+    exact = replay.samples_per_insert / ratio
+    number = round(exact)
+    if number < 1 or abs(exact - number) > 1e-6 * number:
+        near = sorted({max(math.floor(exact), 1), math.ceil(exact)})
+        use = " or ".join(f"{n * ratio:g}" for n in near)
+        raise ValueError(
+            f"samples_per_insert={replay.samples_per_insert:g} asks for {exact:g} minibatches of "
+            f"batch_size={replay.batch_size} after each {time} x {batch} steps, and only whole ones are learnt; "
+            f"use {use}, or another rollout_length."
+        )
+    return number
 
 
 def python_scan(step: Callable[..., Any], carry: PyTree, inputs: PyTree) -> tuple[PyTree, PyTree]:

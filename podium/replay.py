@@ -1,5 +1,7 @@
 """Replay buffers as pure functions: a ring of single steps in lanes, n-step transitions made when they are sampled.
 
+`uniform` draws every transition alike, `prioritized` those with a large TD error more often.
+
 Every array is [L, rows, E, ...]: L lanes, a ring of `rows` times, E environments a lane. All environments write at one
 shared position, a whole rollout at a time, so an insertion is one contiguous in-place write per array. Reading is one
 gather per array, batched over lanes by `vmap`: a mesh that holds whole lanes exchanges nothing, and sampling costs the
@@ -8,13 +10,14 @@ same whatever the buffer holds. Donate the state (`jax.jit(replay.add, donate_ar
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from podium.agent import Replay, nearest_multiples
+from podium.ops import sum_tree
 from podium.types import Array, Key, PyTree, Trajectory
 
 # Rows are counted and indexed in int32.
@@ -31,6 +34,17 @@ class Transition(NamedTuple):
     truncated: Array
     next_obs: PyTree
     valid: Array | None = None
+    extras: PyTree = ()
+
+
+class Estimate(NamedTuple):
+    """What acting thought, [B] float32 each: `value` of the action taken, and `best`, of the best one there was.
+
+    Where `Agent.act` returns one as its `extras`, a prioritised replay computes first priorities from it.
+    """
+
+    value: Array
+    best: Array
 
 
 class Batch(NamedTuple):
@@ -66,6 +80,27 @@ class ReplayState(NamedTuple):
     items: Transition
     position: Array
     filled: Array
+
+
+class Priorities(NamedTuple):
+    """How likely everything in a replay is drawn.
+
+    Attributes:
+      levels: weights [L, n] float32, row * E + environment, 0 for what is not drawn; and sums; see `ops.sum_tree`.
+      largest: [L] float32, largest TD error that each lane has met.
+      updates: int32 scalar, minibatches learnt from.
+    """
+
+    levels: sum_tree.Levels
+    largest: Array
+    updates: Array
+
+
+class PrioritizedState(NamedTuple):
+    """What a prioritised replay holds: `ring`, and the `priorities`, which alone change while an iteration learns."""
+
+    ring: ReplayState
+    priorities: Priorities
 
 
 def transitions(trajectory: Trajectory) -> Transition:
@@ -145,14 +180,7 @@ def uniform(
         if batch_size % num_lanes:
             use = nearest_multiples(batch_size, num_lanes)
             raise ValueError(f"batch_size={batch_size} is not divisible by num_lanes={num_lanes}; use {use}.")
-        rows = buffer_capacity // (num_envs * rollout_length) * rollout_length
-        if rows < n_step + rollout_length:
-            enough = -(-(n_step + rollout_length) // rollout_length) * rollout_length * num_envs
-            raise ValueError(
-                f"buffer_capacity={buffer_capacity} holds {rows} steps of each of num_envs={num_envs} environments in "
-                f"whole rollouts, but n_step={n_step} and rollout_length={rollout_length} need "
-                f"{n_step + rollout_length}; use {enough} or more."
-            )
+        rows = _check_rows(buffer_capacity, num_envs, rollout_length, n_step)
         if min_replay_size > rows * num_envs:
             raise ValueError(
                 f"min_replay_size={min_replay_size} is more than the {rows * num_envs} steps that "
@@ -201,6 +229,170 @@ def uniform(
     return Replay(init, add, can_sample, sample, batch_size, num_updates)
 
 
+def prioritized(
+    buffer_capacity: int,
+    batch_size: int,
+    num_updates: int,
+    min_replay_size: int = 1,
+    n_step: int = 1,
+    gamma: float = 0.99,
+    priority_exponent: float = 0.6,
+    importance_exponent: float = 0.4,
+    annealing_updates: int = 0,
+    smallest_priority: float = 1e-6,
+) -> Replay:
+    """Make a replay that samples by TD error: proportional prioritisation (Schaul et al. 2016, arXiv 1511.05952).
+
+        P(i) = 1 / L * p_i / (sum of p in the lane of i),   p = (|TD error| + smallest_priority) ** priority_exponent
+        w_i = (N P(i)) ** -importance_exponent / (the largest such number of the minibatch)
+
+    Every lane gives the same number of rows to a minibatch, so what is drawn with p_i is drawn with the P(i) above, and
+    weights made of that P keep the gradient unbiased (importance_exponent=1) however the lanes compare. They are
+    scaled by the largest of the whole minibatch, of all lanes, so that they only make steps smaller (section 3.4); N
+    cancels. Some scale by the largest weight in the buffer instead, which lets one transition that is hardly ever drawn
+    decide the size of every step.
+
+    First priorities. Where items carry an `Estimate`, it is the n-step TD error that acting saw (Horgan et al. 2018,
+    arXiv 1803.00933), once what follows the window has been acted on: n steps later. Otherwise it is the largest TD
+    error of the lane so far, n - 1 steps later. Deliberate differences: the bootstrap is the largest value by the
+    network that acted, without a target network. Where an episode was cut and reset in the same step, its true last
+    observation was never acted on, and the best value of the one before it stands in for it; the first gradient step
+    that meets the transition sets that right.
+
+    What begins no whole window, and rows that are no transition, have weight 0 and are never drawn. Among duplicates in
+    a minibatch the largest priority counts.
+
+    Args:
+      buffer_capacity: as are all up to `gamma`, as of `uniform`.
+      batch_size: likewise.
+      num_updates: likewise.
+      min_replay_size: likewise.
+      n_step: likewise.
+      gamma: likewise.
+      priority_exponent: alpha, in [0, 1]; 0 draws uniformly.
+      importance_exponent: beta, in [0, 1]; 1 corrects in full.
+      annealing_updates: gradient steps over which beta rises linearly to 1; 0 leaves it.
+      smallest_priority: added to TD errors, above 0.
+
+    Returns:
+      a `Replay` as `uniform` returns, with importance weights in `Batch.weight`, for agents whose `grad` returns
+      |TD error| [N] as `Aux.priorities`.
+
+    Raises:
+      ValueError: as `uniform`.
+    """
+    _check_prioritized(priority_exponent, importance_exponent, annealing_updates, smallest_priority)
+    plain = uniform(buffer_capacity, batch_size, num_updates, min_replay_size, n_step, gamma)
+
+    def init(item: Transition, num_envs: int, num_lanes: int, rollout_length: int) -> PrioritizedState:
+        ring = plain.init(item, num_envs, num_lanes, rollout_length)
+        _, rows, envs = ring.items.reward.shape
+        levels = jax.tree.map(lambda x: jnp.zeros((num_lanes, *x.shape)), sum_tree.empty(rows * envs))
+        return PrioritizedState(ring, Priorities(levels, jnp.ones(num_lanes), jnp.zeros((), jnp.int32)))
+
+    def waiting(items: Transition) -> int:
+        """Return how many of the newest rows begin no window of which all that is needed is known."""
+        return n_step if isinstance(items.extras, Estimate) else n_step - 1
+
+    def weigh(td_error: Array) -> Array:
+        return (jnp.abs(td_error) + smallest_priority) ** priority_exponent
+
+    def add(state: PrioritizedState, items: Transition) -> PrioritizedState:
+        _, rows, num_envs = state.ring.items.reward.shape
+        time, late = items.reward.shape[0], waiting(items)
+        # Windows that this rollout completes begin in the first `time` of these rows; the others must wait.
+        since = jnp.arange(-late, time)
+        row = (state.ring.position + since) % rows
+        filled = since[:time] >= -state.ring.filled
+        index = (row[:, None] * num_envs + jnp.arange(num_envs)).reshape(-1)
+        # An index of every block between the first and the last; a ring that begins anew leaves one at its end.
+        changed = jnp.concatenate([index[:: sum_tree.FANOUT], index[-1:], jnp.array([rows * num_envs - 1])])
+        ring = plain.add(state.ring, items)
+
+        def rank_lane(lane: Transition, levels: sum_tree.Levels, largest: Array) -> sum_tree.Levels:
+            flags = lane.reward, lane.terminated, lane.truncated, lane.valid
+            seen, estimate = jax.tree.map(lambda x: x.at[row].get(mode="promise_in_bounds"), (flags, lane.extras))
+            known = filled[:, None] if lane.valid is None else filled[:, None] & seen[-1][:time]
+            error = largest
+            if isinstance(estimate, Estimate):
+                error = _first_error(seen, estimate, n_step, gamma)
+            weights = jnp.where(known, weigh(error), jnp.zeros((time, num_envs)))
+            weights = jnp.concatenate([weights, jnp.zeros((late, num_envs))]).reshape(-1)
+            return sum_tree.replace(levels, levels[0].at[index].set(weights, mode="promise_in_bounds"), changed)
+
+        priorities = state.priorities
+        levels = jax.vmap(rank_lane)(ring.items, priorities.levels, priorities.largest)
+        return PrioritizedState(ring, priorities._replace(levels=levels))
+
+    def can_sample(state: PrioritizedState) -> Array:
+        return plain.can_sample(state.ring) & (state.ring.filled > waiting(state.ring.items))
+
+    def sample(key: Key, state: PrioritizedState) -> tuple[Batch, Array]:
+        num_lanes, _, num_envs = state.ring.items.reward.shape
+
+        def sample_lane(key: Key, lane: Transition, levels: sum_tree.Levels) -> tuple[Batch, Array]:
+            index = sum_tree.draw(key, levels, batch_size // num_lanes)
+            share = levels[0].at[index].get(mode="promise_in_bounds") / sum_tree.total(levels)
+            batch = _read(lane, index // num_envs, index % num_envs, n_step, gamma)
+            return batch._replace(weight=share), index
+
+        lane_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(num_lanes))
+        minibatch, indices = jax.vmap(sample_lane)(lane_keys, state.ring.items, state.priorities.levels)
+        minibatch = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), minibatch)
+        exponent = jnp.asarray(importance_exponent)
+        if annealing_updates:
+            progress = jnp.minimum(state.priorities.updates / annealing_updates, 1.0)
+            exponent = exponent + progress * (1.0 - exponent)
+        # A lane in which nothing can be drawn gives rows that count nothing.
+        weight = jnp.where(minibatch.weight > 0, minibatch.weight**-exponent, 0.0)
+        largest = jnp.maximum(jnp.max(weight), jnp.finfo(jnp.float32).tiny)
+        return minibatch._replace(weight=weight / largest), indices
+
+    def update_priorities(state: PrioritizedState, indices: Array, td_error: Array | None) -> PrioritizedState:
+        if td_error is None:
+            raise ValueError("priorities=None from grad, but the replay is prioritised; return |TD error| in Aux.")
+        errors = jnp.abs(td_error).reshape(indices.shape)
+
+        def rank_lane(levels: sum_tree.Levels, index: Array, error: Array) -> sum_tree.Levels:
+            weights = levels[0]
+            # What is never drawn stays so, whoever asks.
+            drawable = weights.at[index].get(mode="promise_in_bounds") > 0
+            # Duplicates are made alike, so that their order means nothing, and all is written at once: between two
+            # writes XLA would read `drawable` from a copy of every weight.
+            alike = index[:, None] == index
+            error = jnp.max(jnp.where(alike, error, 0.0), axis=1)
+            weight = jnp.where(drawable, weigh(error), 0.0)
+            return sum_tree.replace(levels, weights.at[index].set(weight, mode="promise_in_bounds"), index)
+
+        priorities = state.priorities
+        levels = jax.vmap(rank_lane)(priorities.levels, indices, errors)
+        largest = jnp.maximum(priorities.largest, jnp.max(errors, axis=1))
+        return state._replace(priorities=Priorities(levels, largest, priorities.updates + 1))
+
+    return Replay(init, add, can_sample, sample, batch_size, num_updates, update_priorities)
+
+
+def _first_error(seen: Any, estimate: Estimate, n_step: int, gamma: float) -> Array:
+    """Return [T, E] n-step TD errors by what acting thought, of the windows within the rows [T + n, E].
+
+    Args:
+      seen: reward, terminated, truncated, and valid or None.
+      estimate: of the same rows.
+      n_step: n.
+      gamma: in [0, 1].
+    """
+    _, _, truncated, valid = seen
+    time = truncated.shape[0] - n_step
+    window = np.arange(time)[:, None] + np.arange(n_step)
+    reward, *ended = jax.tree.map(lambda x: jnp.moveaxis(x[window], 1, -1), seen)
+    total, discount, length = n_step_return(reward, ended[0], ended[1], ended[2], gamma)
+    reached = jnp.arange(time)[:, None] + length
+    if valid is None:
+        # Behind a cut, the next row is of the next episode; where resets wait, it shows what this one came to.
+        reached = reached - jnp.take_along_axis(truncated, reached - 1, axis=0)
+    return total + discount * jnp.take_along_axis(estimate.best, reached, axis=0) - estimate.value[:time]
+
+
 def _draw_below(key: Key, size: int, bound: Array, largest: int) -> Array:
     """Draw int32 [size], uniform in [0, bound); `largest` is what `bound` can ever be.
 
@@ -233,6 +425,34 @@ def _read(lane: Transition, row: Array, env: Array, n_step: int, gamma: float) -
         next_obs=jax.tree.map(lambda x: at(x, stop, env), lane.next_obs),
         weight=None if lane.valid is None else at(lane.valid, row, env).astype(jnp.float32),
     )
+
+
+def _check_rows(buffer_capacity: int, num_envs: int, rollout_length: int, n_step: int) -> int:
+    """Return the rows of a ring that a rollout and a window fit into."""
+    rows = buffer_capacity // (num_envs * rollout_length) * rollout_length
+    if rows < n_step + rollout_length:
+        enough = -(-(n_step + rollout_length) // rollout_length) * rollout_length * num_envs
+        raise ValueError(
+            f"buffer_capacity={buffer_capacity} holds {rows} steps of each of num_envs={num_envs} environments in "
+            f"whole rollouts, but n_step={n_step} and rollout_length={rollout_length} need "
+            f"{n_step + rollout_length}; use {enough} or more."
+        )
+    return rows
+
+
+def _check_prioritized(
+    priority_exponent: float, importance_exponent: float, annealing_updates: int, smallest_priority: float
+) -> None:
+    for name, value, usual in (
+        ("priority_exponent", priority_exponent, 0.6),
+        ("importance_exponent", importance_exponent, 0.4),
+    ):
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name}={value} must lie between 0 and 1; {usual} is usual.")
+    if isinstance(annealing_updates, bool) or not isinstance(annealing_updates, int) or annealing_updates < 0:
+        raise ValueError(f"annealing_updates={annealing_updates!r} must be an integer of 0 or more; use 0 for none.")
+    if not 0 < smallest_priority < np.inf:
+        raise ValueError(f"smallest_priority={smallest_priority} must be finite and greater than 0; 1e-6 is usual.")
 
 
 def _check(

@@ -15,7 +15,7 @@ from podium import distributed, episodes, keys
 from podium.agent import Agent, Plan, fresh_carry
 from podium.env import Env, auto_reset
 from podium.host import HostEnvs
-from podium.learn import Learned, choose_lanes, learn, plan_divides, why_not_divides
+from podium.learn import Learned, choose_lanes, learn, num_updates, plan_divides, why_not_divides
 from podium.placement.explanation import Explanation
 from podium.placement.table import nbytes
 from podium.rollout import RolloutState, begin, rollout
@@ -206,7 +206,9 @@ def resolve_lanes(
 
 
 def lanes_of_plan(agent: Agent, plan: Plan, num_envs: int, num_devices: int, requested: int | None) -> int:
-    """Choose the lanes for what `agent.plan` gives of a whole rollout (abstract will do)."""
+    """Choose the lanes for what `agent.plan` gives of a whole rollout (abstract will do), which must be learnable."""
+    if agent.replay is not None:
+        num_updates(agent.replay, plan)
     return choose_lanes(
         num_envs,
         num_devices,

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+import podium
 from podium.agent import Agent
 from podium.agents import dqn
-from podium.learn import learn
+from podium.learn import learn, num_updates
 from podium.networks import Network, actor_critic, q_network
 from podium.replay import Batch
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, Trajectory
@@ -305,6 +306,8 @@ def test_a_state_can_be_donated() -> None:
         ("dueling", "yes"),
         ("batch_size", 0),
         ("num_updates", 0),
+        ("samples_per_insert", -1.0),
+        ("samples_per_insert", float("nan")),
         ("buffer_capacity", 0),
         ("min_replay_size", 0),
         ("min_replay_size", 50_001),
@@ -331,6 +334,23 @@ def test_bad_fields_are_refused_by_name_and_value(field: str, value: object) -> 
     shown = repr(value) if isinstance(value, str) else str(value)
     with pytest.raises(ValueError, match=re.escape(f"{field}={shown}")):
         dqn.make(dataclasses.replace(dqn.Config(), **{field: value}))
+
+
+@pytest.mark.parametrize(("samples", "length", "updates"), [(2.0, 4, 8), (0.5, 4, 2), (0.25, 4, 1), (4.0, 1, 4)])
+def test_samples_per_insert_decide_the_number_of_minibatches(samples: float, length: int, updates: int) -> None:
+    """Minibatches of 16 from 16 environments: each sample per insert is a minibatch for every step of a rollout."""
+    agent = dqn.make(dataclasses.replace(SMALL, samples_per_insert=samples, num_updates=3))
+    plan = jax.eval_shape(agent.plan, jax.random.key(0), (), random_trajectory(0, length, 16))
+    assert num_updates(agent.replay, plan) == updates == samples * length * 16 / 16
+
+
+def test_samples_per_insert_that_are_no_whole_minibatches_are_refused() -> None:
+    env = podium.envs.make("podium/Catch")
+    for samples, length, use in ((0.6, 4, "0.5 or 0.75"), (0.1, 4, "0.25"), (0.5, 1, "1")):
+        agent = dqn.make(dataclasses.replace(SMALL, samples_per_insert=samples))
+        words = f"samples_per_insert={samples:g} asks for .* after each {length} x 16 steps.* use {use}, or another"
+        with pytest.raises(ValueError, match=words):
+            podium.Anakin(1).build(agent, env, num_envs=16, rollout_length=length)
 
 
 def test_every_field_is_checked_above() -> None:

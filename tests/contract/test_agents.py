@@ -7,7 +7,7 @@ import pytest
 
 import podium
 from podium import testing
-from podium.agents import a2c, dqn, impala, ppo
+from podium.agents import a2c, apex, dqn, impala, ppo
 
 AGENTS = {
     "ppo": ppo.make(ppo.Config(num_minibatches=2)),
@@ -19,6 +19,7 @@ AGENTS = {
     "impala": impala.make(impala.Config(num_minibatches=2)),
     "impala-gru": impala.make(impala.Config(memory="gru", num_minibatches=2, optimizer="adam")),
     "dqn": dqn.make(dqn.Config(batch_size=16, buffer_capacity=512, min_replay_size=64, n_step=3, dueling=True)),
+    "apex": apex.make(apex.Config(batch_size=16, buffer_capacity=512, min_replay_size=64, num_actors=8)),
 }
 
 # Of these, what differs from another in the table is checked well enough in one environment.

@@ -13,7 +13,7 @@ import pytest
 
 import podium
 from podium import envs
-from podium.agents import dqn, impala, ppo
+from podium.agents import apex, dqn, impala, ppo
 
 FORBIDDEN = ("all-gather", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
 NUM_ENVS = 16
@@ -23,9 +23,11 @@ def small_ppo(**changes: Any) -> Any:
     return ppo.make(ppo.Config(hidden_sizes=(16,), num_epochs=2, num_minibatches=2, learning_rate=1e-3, **changes))
 
 
-def small_dqn(**changes: Any) -> Any:
+def small_dqn(algorithm: Any = dqn, **changes: Any) -> Any:
     settings = {"buffer_capacity": 2048, "min_replay_size": 512} | changes
-    return dqn.make(dqn.Config(hidden_sizes=(16,), batch_size=32, num_updates=2, learning_rate=1e-3, **settings))
+    return algorithm.make(
+        algorithm.Config(hidden_sizes=(16,), batch_size=32, num_updates=2, learning_rate=1e-3, **settings)
+    )
 
 
 # Agent, environment, rollout length (an odd one, to know its loops by), and the most all-reduces there may be.
@@ -36,6 +38,7 @@ CASES: dict[str, tuple[Callable[[], Any], str, int, int]] = {
     "ppo-normalized": (lambda: small_ppo(normalize_obs=True, normalize_reward=True), "CartPole-v1", 7, 14),
     "impala-gru": (lambda: impala.make(impala.Config(hidden_sizes=(16,), memory="gru")), "podium/RepeatFirst", 7, 8),
     "dqn": (lambda: small_dqn(n_step=3, dueling=True), "podium/Catch", 4, 5),
+    "apex": (lambda: small_dqn(apex), "podium/Catch", 4, 6),
 }
 
 _programs: dict[str, Any] = {}
@@ -153,9 +156,12 @@ def total_bytes(tree: Any) -> int:
     return total
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.slow)])
-def test_the_state_is_donated_and_the_buffer_never_copied(devices: int) -> None:
-    agent = small_dqn(buffer_capacity=200_000)
+@pytest.mark.parametrize(
+    ("devices", "algorithm"),
+    [(1, dqn), (1, apex), pytest.param(8, dqn, marks=pytest.mark.slow), pytest.param(8, apex, marks=pytest.mark.slow)],
+)
+def test_the_state_is_donated_and_the_buffer_never_copied(devices: int, algorithm: Any) -> None:
+    agent = small_dqn(algorithm, buffer_capacity=200_000)
     program = podium.Anakin(devices).build(
         agent, envs.make("podium/Catch"), num_envs=NUM_ENVS, rollout_length=4, max_updates=4
     )
@@ -165,6 +171,8 @@ def test_the_state_is_donated_and_the_buffer_never_copied(devices: int) -> None:
     assert buffer > 200_000 * 400 / devices  # One observation of Catch is 100 numbers of four bytes.
     assert memory.alias_size_in_bytes >= total_bytes(state)
     assert memory.temp_size_in_bytes < 0.1 * buffer
+    if algorithm is apex:  # Nor are the priorities, which change with every minibatch.
+        assert memory.temp_size_in_bytes < 0.5 * total_bytes(state.replay.priorities)
 
 
 def test_the_old_state_is_consumed() -> None:

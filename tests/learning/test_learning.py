@@ -8,7 +8,7 @@ import pytest
 
 import podium
 from podium.agent import Agent
-from podium.agents import a2c, dqn, impala, ppo
+from podium.agents import a2c, apex, dqn, impala, ppo
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(1800)]
 
@@ -40,6 +40,20 @@ def test_dqn_solves_cartpole_with_seven_seeds_of_eight() -> None:
     agent = dqn.make(config)
     returns = eval_returns(agent, "CartPole-v1", 8, num_steps=500_000, num_envs=16, rollout_length=1)
     assert sum(value >= 475 for value in returns) >= 7, returns
+
+
+def test_apex_solves_catch_with_every_seed() -> None:
+    config = apex.Config(
+        learning_rate=1e-3, batch_size=64, buffer_capacity=20_000, min_replay_size=500, hidden_sizes=(64,)
+    )
+    returns = eval_returns(apex.make(config), "podium/Catch", 4, num_steps=60_000, num_envs=16, rollout_length=4)
+    assert min(returns) >= 0.9, returns
+
+
+def test_apex_solves_cartpole_with_three_seeds_of_four() -> None:
+    config = apex.Config(learning_rate=3e-4, buffer_capacity=200_000, target_update_period=200, hidden_sizes=(120, 84))
+    returns = eval_returns(apex.make(config), "CartPole-v1", 4, num_steps=500_000, num_envs=16, rollout_length=1)
+    assert sum(value >= 475 for value in returns) >= 3, returns
 
 
 def test_impala_solves_cartpole_with_every_seed() -> None:

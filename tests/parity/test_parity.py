@@ -12,7 +12,7 @@ import pytest
 
 import podium
 from podium.agent import Agent
-from podium.agents import a2c, dqn, impala, ppo
+from podium.agents import a2c, apex, dqn, impala, ppo
 
 TOLERANCE = 1e-6
 NUM_ENVS, LENGTH = 16, 8
@@ -35,8 +35,8 @@ def small_impala(**changes: Any) -> Agent:
     return impala.make(impala.Config(hidden_sizes=(16,), num_minibatches=2, **changes))
 
 
-def small_dqn(**changes: Any) -> Agent:
-    config = dqn.Config(
+def small_dqn(algorithm: Any = dqn, **changes: Any) -> Agent:
+    config = algorithm.Config(
         hidden_sizes=(16,),
         batch_size=32,
         num_updates=2,
@@ -46,7 +46,7 @@ def small_dqn(**changes: Any) -> Agent:
         epsilon_decay_steps=2000,
         learning_rate=1e-3,
     )
-    return dqn.make(dataclasses.replace(config, **changes))
+    return algorithm.make(dataclasses.replace(config, **changes))
 
 
 # 512 steps to begin with are 4 updates of 16 * 8: so 26 learn in at least 22 of them.
@@ -70,6 +70,7 @@ CASES = {
     "dqn-3-step-double-dueling": Case(
         lambda: small_dqn(n_step=3, dueling=True), "podium/Catch", 26, quick=(8, "single")
     ),
+    "apex": Case(lambda: small_dqn(apex), "podium/Catch", 26),
 }
 
 
@@ -146,7 +147,7 @@ def test_the_runs_compared_did_learn(name: str) -> None:
     start = jax.device_get(agent.actor(program.init(3).agent))
     moved = jax.tree.map(lambda x, y: float(np.abs(np.asarray(x) - np.asarray(y)).max()), start, result.params)
     assert max(jax.tree.leaves(getattr(moved, "network", moved))) > 1e-3
-    assert np.isfinite(result.metrics["loss"]).sum() >= (20 if name.startswith("dqn") else case.updates)
+    assert np.isfinite(result.metrics["loss"]).sum() >= (20 if name.startswith(("dqn", "apex")) else case.updates)
 
 
 def test_another_seed_gives_another_run() -> None:

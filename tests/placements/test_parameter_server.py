@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import podium
+from podium import replay
 from podium.agent import Agent
 from podium.agents import a2c, dqn, impala, ppo
 from podium.env import Env
@@ -37,13 +38,8 @@ AGENTS: dict[str, tuple[Agent, int, int]] = {
 
 
 def ranked_dqn() -> Agent:
-    """Return DQN with a replay that every gradient changes: a later one sees half the reward."""
-    agent = AGENTS["dqn"][0]
-    assert agent.replay is not None
-    halve = lambda replay, index, priorities: replay._replace(  # noqa: E731
-        items=replay.items._replace(reward=replay.items.reward / 2)
-    )
-    return agent._replace(replay=agent.replay._replace(num_updates=2, update_priorities=halve))
+    """Return DQN with a replay that every gradient changes: by the priorities that the next minibatch is drawn by."""
+    return AGENTS["dqn"][0]._replace(replay=replay.prioritized(1024, 32, num_updates=2, min_replay_size=64))
 
 
 AGENTS["dqn, ranked"] = (ranked_dqn(), 1, 14)

@@ -17,12 +17,13 @@ import pytest
 
 import podium
 from podium.agent import ActOutput, Agent
-from podium.agents import a2c, dqn, impala, ppo
+from podium.agents import a2c, apex, dqn, impala, ppo
 from podium.host import HostEnv, HostEnvs, on_host
 from podium.placement.acting import Compiled
 from podium.placement.actors import ActorError, Slot
 
 NUM_ENVS = 8
+SMALL: Any = {"hidden_sizes": (16,), "batch_size": 32, "min_replay_size": 64, "buffer_capacity": 1024}
 
 AGENTS: dict[str, tuple[Agent, int, int]] = {
     "ppo": (ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2, learning_rate=1e-3)), 8, 3),
@@ -30,7 +31,8 @@ AGENTS: dict[str, tuple[Agent, int, int]] = {
     "a2c": (a2c.make(a2c.Config(hidden_sizes=(16,))), 8, 3),
     "impala": (impala.make(impala.Config(hidden_sizes=(16,))), 8, 3),
     "impala lstm": (impala.make(impala.Config(hidden_sizes=(16,), memory="lstm", memory_size=16)), 8, 3),
-    "dqn": (dqn.make(dqn.Config(hidden_sizes=(16,), batch_size=32, min_replay_size=64, buffer_capacity=1024)), 1, 14),
+    "dqn": (dqn.make(dqn.Config(**SMALL)), 1, 14),
+    "apex": (apex.make(apex.Config(num_actors=8, **SMALL)), 1, 14),
 }
 
 

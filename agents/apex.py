@@ -1,0 +1,110 @@
+"""Ape-X DQN (Horgan et al. 2018, arXiv 1803.00933): actors that explore each in its own way, a prioritised replay.
+
+It is `dqn` with another replay and another probability of exploring. What the paper does by processes (actors with
+buffers of their own, one learner) is a matter of placement here, and none is named. Deliberate differences: those of
+`dqn`; transitions are priced by the values that acting saw, whose bootstrap comes from the network that acts
+(`podium.replay.prioritized` says what else); the ring forgets the oldest, as the paper's does in the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from podium import replay
+from podium.agent import ActOutput, Agent, check_fields
+from podium.agents import dqn
+from podium.networks import Network
+from podium.replay import Estimate
+from podium.types import Array, EnvSpec, Key, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(dqn.Config):
+    """Hyperparameters of Ape-X: those of DQN, some with the paper's value, and its own."""
+
+    n_step: int = 3
+    """Rewards summed before the bootstrap, 1 or more."""
+    dueling: bool = True
+    """Whether action values are a state's value plus advantages of mean zero."""
+    epsilon_start: float = 0.4
+    """At the start, the probability that the first actor, which explores most, acts at random; 0 to 1."""
+    epsilon_end: float = 0.4
+    """That probability after the decay, 0 to epsilon_start; the paper's stays as it is."""
+    epsilon_spread: float = 7.0
+    """Actor i of N explores with probability epsilon ** (1 + epsilon_spread * i / (N - 1)); 0 or more."""
+    num_actors: int = 16
+    """N above, 1 or more: environment i explores as actor i modulo N, so num_envs is usual, and any number goes."""
+    priority_exponent: float = 0.6
+    """Power of |TD error| that a transition is drawn in proportion to, 0 to 1; 0 draws uniformly."""
+    importance_exponent: float = 0.4
+    """How much of what that skews the loss's weights undo, 0 to 1."""
+    annealing_updates: int = 0
+    """Gradient steps over which importance_exponent rises to 1, 0 or more; 0 leaves it."""
+    smallest_priority: float = 1e-6
+    """Added to |TD error|, above 0."""
+
+
+def estimate(value: Array, action: Array) -> Estimate:
+    """Return what first priorities are computed from: of values [B, A], that of `action` [B], and the best."""
+    return Estimate(dqn.select(value, action), jnp.max(value, axis=-1))
+
+
+def epsilons(epsilon: Array, number: Array, num_actors: int, spread: float) -> Array:
+    """Return [B], the probability that each actor acts at random (Horgan et al. 2018, section 4.1).
+
+        epsilon_i = epsilon ** (1 + spread * i / (N - 1)),   i = number modulo N
+
+    Args:
+      epsilon: scalar, of actor 0.
+      number: [B] integers, of the environments.
+      num_actors: N.
+      spread: the paper's alpha; 7 there.
+
+    >>> [round(x, 4) for x in epsilons(0.4, jnp.array([0, 1, 2, 3]), 3, 7.0).tolist()]
+    [0.4, 0.0162, 0.0007, 0.4]
+    """
+    return epsilon ** (1.0 + spread * (number % num_actors) / max(num_actors - 1, 1))
+
+
+def make(config: Config = Config(), network: Network | None = None, loss: dqn.Loss = dqn.loss) -> Agent:
+    """Make an Ape-X DQN agent; its memory is the global number of each environment.
+
+    Args:
+      config: hyperparameters.
+      network: without memory, whose output is action values [..., A]; None builds one of `config`'s sizes.
+      loss: as of `dqn.make`; its `Aux.priorities` are what transitions are drawn by.
+
+    Returns:
+      an `Agent` with a prioritised `Replay`.
+
+    Raises:
+      ValueError: for a field out of range or a network with memory; from `init`, for continuous actions.
+    """
+    check_fields(config, not_negative=["epsilon_spread"], counts=["num_actors"])
+    buffer = replay.prioritized(
+        config.buffer_capacity,
+        config.batch_size,
+        config.num_updates,
+        config.min_replay_size,
+        config.n_step,
+        config.gamma,
+        config.priority_exponent,
+        config.importance_exponent,
+        config.annealing_updates,
+        config.smallest_priority,
+    )
+    base = dqn.make(config, network, loss, buffer, estimate)
+
+    def carry(spec: EnvSpec, num_envs: int) -> Array:
+        return jnp.zeros(num_envs, jnp.int32)
+
+    def number(memory: Array, index: Array) -> Array:
+        return index.astype(jnp.int32)
+
+    def act(keys: Key, params: dqn.Params, memory: Array, obs: PyTree, first: Array, greedy: bool) -> ActOutput:
+        epsilon = epsilons(params.epsilon, memory, config.num_actors, config.epsilon_spread)
+        return base.act(keys, params._replace(epsilon=epsilon), (), obs, first, greedy)._replace(carry=memory)
+
+    return base._replace(carry=carry, number=number, act=act, name="apex")
