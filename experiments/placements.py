@@ -20,7 +20,7 @@ import cli
 
 import podium
 from podium.agent import Agent
-from podium.agents import a2c, dqn, impala, ppo
+from podium.agents import a2c, apex, dqn, impala, ppo
 from podium.files import write_json
 from podium.host import on_host
 from podium.placement.program import Placement, Program
@@ -59,14 +59,17 @@ def settings(name: str) -> Setting:
         return Setting(a2c.make(a2c.Config(learning_rate=2e-3)), 32, 16, 300_000)
     if name == "impala":
         return Setting(impala.make(impala.Config(learning_rate=2e-3)), 32, 16, 300_000)
-    return Setting(dqn.make(dqn.Config(learning_rate=1e-3, buffer_capacity=20_000)), 16, 1, 100_000)
+    replay: dict[str, Any] = {"learning_rate": 1e-3, "buffer_capacity": 20_000}
+    return Setting(
+        apex.make(apex.Config(**replay)) if name == "apex" else dqn.make(dqn.Config(**replay)), 16, 1, 100_000
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
     """What to train, and where."""
 
-    agent: Literal["ppo", "a2c", "impala", "dqn"] = "ppo"
+    agent: Literal["ppo", "a2c", "impala", "dqn", "apex"] = "ppo"
     """The agent; the same under every placement."""
     env: str = "podium/Catch"
     """A pure environment; `Sebulba` and `CentralInference` run it on the host."""
@@ -117,7 +120,7 @@ def placement(name: Name, agent: str, devices: int) -> Placement:
         return podium.DistributedActors(workers=workers, worker_devices=1, learner_devices=max(1, devices - 1))
     if name == "ParameterServer":
         return podium.ParameterServer(workers=workers, devices=devices)
-    if agent == "dqn":
+    if agent in ("dqn", "apex"):
         # Its last layer is not small at the start, so that it takes more noise to change what is greedy.
         return podium.Evolution(sigma=0.2, learning_rate=0.05, weight_decay=0.005, devices=devices)
     return podium.Evolution(devices=devices)
@@ -130,7 +133,7 @@ def train(flags: Flags, name: Name) -> dict[str, Any]:
     num_steps = setting.num_steps
     if name == "Evolution":
         limit = env.spec.max_episode_steps or setting.rollout_length
-        population, generations = (2048, 110) if flags.agent == "dqn" else (1024, 60)
+        population, generations = (2048, 110) if flags.agent in ("dqn", "apex") else (1024, 60)
         sizes, num_steps = {"num_envs": population, "rollout_length": limit}, generations * population * limit
     moved: dict[str, int] = {}
 

@@ -8,10 +8,8 @@ begins its next rollout, or less often. Pure environments and the policy are one
 from __future__ import annotations
 
 import dataclasses
-import queue
+import math
 from collections.abc import Mapping
-from functools import partial
-from typing import Any
 
 import jax
 
@@ -19,14 +17,13 @@ from podium.agent import Agent, nearest_multiples
 from podium.env import Env
 from podium.host import HostEnvs
 from podium.placement import program
-from podium.placement.acting import Acting, Compiled, CompiledFused, Fused, FusedPlayer, HostPlayer, Player
-from podium.placement.actors import Actor, Piece, Restarts, take
 from podium.placement.devices import Devices, resolve_apart
+from podium.placement.distributed_program import DistributedActorsProgram
 from podium.placement.explanation import Explanation
-from podium.placement.learner import LearnerProgram, choose_lanes, fresh, fused_shapes, host_shapes
+from podium.placement.learner import choose_lanes, fused_shapes, host_shapes
 from podium.placement.program import Sizes
-from podium.placement.table import Move, Role, device_name, numbers
-from podium.types import Key, PyTree
+from podium.placement.replay_apart import ReplayApartProgram
+from podium.placement.table import Move, Role, device_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +43,15 @@ class DistributedActors:
       queue_depth: rollouts of each worker that may wait for the learner.
       max_lag: a rollout whose parameters are more than so many updates old is dropped; None keeps all.
       lockstep: each rollout waits for the parameters of the update before it, as if fused.
+      replay_apart: whether the replay of an agent that has one is a part of its own: rollouts go into it as they come,
+        learning samples from it, and the faster of the two waits. Else every update inserts a batch of rollouts and
+        then samples. What it holds is not saved: a run that goes on fills it again.
+      replay_device: that holds it then; None is the first that learns.
+      replay_tolerance: updates that inserting and sampling may then be ahead of each other, above 0.
       restarts: failures of workers that a run survives: the rollout under way is dropped and counted, and the worker
         begins anew with fresh episodes.
       worker_timeout: seconds without progress (a step of host environments, a rollout of pure ones) after which a
-        worker counts as hung and the run ends.
+        worker counts as hung and the run ends; and for which inserting and sampling wait for each other.
     """
 
     workers: int = 4
@@ -59,6 +61,9 @@ class DistributedActors:
     queue_depth: int = 1
     max_lag: int | None = None
     lockstep: bool = False
+    replay_apart: bool = False
+    replay_device: jax.Device | None = None
+    replay_tolerance: float = 1.0
     restarts: int = 0
     worker_timeout: float = 60.0
 
@@ -76,6 +81,8 @@ class DistributedActors:
         """Check every size and return the program; see `Placement.build`."""
         program.check_sizes(num_envs, rollout_length, seeds, max_updates)
         self._check()
+        if self.replay_apart and agent.replay is None:
+            raise ValueError(f"replay_apart=True, but {agent.name} learns from no replay; leave it out.")
         program.check_one_seed("DistributedActors", seeds)
         program.check_one_process("DistributedActors")
         if num_envs % self.workers:
@@ -92,7 +99,8 @@ class DistributedActors:
             shapes = fused_shapes(agent, env)
         lanes = choose_lanes(agent, env.spec, shapes, num_envs, rollout_length, len(learners), num_lanes)
         sizes = Sizes(num_envs, rollout_length, 1, lanes)
-        return DistributedActorsProgram(self, agent, env, sizes, shapes, workers, learners)
+        make = ReplayApartProgram if self.replay_apart else DistributedActorsProgram
+        return make(self, agent, env, sizes, shapes, workers, learners)
 
     def devices(self) -> tuple[list[jax.Device], list[jax.Device]]:
         """Return the devices that act, at most one a worker, and those that learn."""
@@ -104,11 +112,13 @@ class DistributedActors:
         workers, learners = self.devices()
         amounts: dict[str, int | str] = {
             "trajectories": "num_envs * rollout_length * (obs, action, what came of it), where its devices differ",
+            **({"minibatches": "gradient steps * a minibatch, where its device differs"} if self.replay_apart else {}),
             "parameters": f"{len(workers)} * the parameters that act",
             "gradient sums": "gradient steps * the parameters" if len(learners) > 1 else 0,
         }
         share = "its share of the environments"
-        return self._explain(workers, [share] * self.workers, learners, [share] * len(learners), amounts)
+        replay_device = self.replay_device or learners[0]
+        return self._explain(workers, [share] * self.workers, learners, [share] * len(learners), amounts, replay_device)
 
     def _explain(
         self,
@@ -117,16 +127,20 @@ class DistributedActors:
         learners: list[jax.Device],
         learnt_from: list[str],
         amounts: Mapping[str, int | str],
+        replay_device: jax.Device,
     ) -> Explanation:
         places = [device_name(workers[i % len(workers)]) for i in range(self.workers)]
         roles = [
             Role(f"worker {i}", place, share) for i, (place, share) in enumerate(zip(places, acted_for, strict=True))
         ]
+        if self.replay_apart:
+            roles.append(Role("replay", device_name(replay_device), "all of it"))
         roles += [Role("learning", device_name(x), share) for x, share in zip(learners, learnt_from, strict=True)]
         ways = {
             "observations": "among worker threads and devices",
             "actions": "among worker threads and devices",
-            "trajectories": "workers to learning",
+            "trajectories": f"workers to {'replay' if self.replay_apart else 'learning'}",
+            "minibatches": "replay to learning",
             "parameters": "learning to workers",
             "gradient sums": "among learning devices",
         }
@@ -139,7 +153,11 @@ class DistributedActors:
             waits = f"a worker for learning where {self.queue_depth} of its rollouts wait"
         title = "DistributedActors: workers play with a policy copy each; one learner takes rollouts as they come."
         moves = [Move(name, ways[name], amount) for name, amount in amounts.items()]
-        waits = f"learning for {self.workers} rollouts, whoever they are from; {waits}."
+        if self.replay_apart:
+            learns = f"learning and workers for one another where they are {self.replay_tolerance:g} update(s) ahead"
+        else:
+            learns = f"learning for {self.workers} rollouts, whoever they are from"
+        waits = f"{learns}; {waits}."
         return Explanation(title, roles, moves, stale=stale, waits=waits)
 
     def _check(self) -> None:
@@ -151,92 +169,9 @@ class DistributedActors:
             raise ValueError(
                 f"lockstep=True plays every rollout with new parameters, but refresh_every={self.refresh_every}; use 1."
             )
-
-
-class DistributedActorsProgram(LearnerProgram):
-    """The workers and the learner's program for one agent, one task and one set of sizes; a `Program`."""
-
-    def __init__(
-        self,
-        placement: DistributedActors,
-        agent: Agent,
-        env: Env | HostEnvs,
-        sizes: Sizes,
-        shapes: Any,
-        worker_devices: list[jax.Device],
-        learner_devices: list[jax.Device],
-    ):
-        share = sizes.num_envs // placement.workers
-        timeout = placement.worker_timeout
-        super().__init__(agent, env, sizes, shapes, share, learner_devices, worker_devices, timeout)
-        self._placement, self._share = placement, share
-        self._in_order = placement.lockstep or agent.replay is not None
-        self._restarts = Restarts(placement.restarts)
-        self._acting: Acting | None = None
-        if isinstance(env, HostEnvs):
-            self._acting = Acting(agent, env.spec, share, sizes.rollout_length, env.resets_in_next_step)
-
-    def _compile_players(self, params: PyTree) -> None:
-        self._functions: list[Compiled | CompiledFused]
-        if self._acting is None:
-            fused = Fused(self.agent, self.env, self._share, self.sizes.rollout_length)
-            self._functions = [CompiledFused(fused, params, device) for device in self._actor_devices]
-        else:
-            self._functions = [Compiled(self._acting, params, device) for device in self._actor_devices]
-
-    def _make_threads(self, run_key: Key, seed: int, start: int) -> list[Actor]:
-        placement, number = self._placement, self._placement.workers
-        together: queue.Queue[Piece] = queue.Queue(number * placement.queue_depth)
-        self._workers = [
-            Actor(
-                worker,
-                partial(self._make_player, run_key, seed, worker),
-                start,
-                self._slots[worker % len(self._slots)],
-                queue.Queue(placement.queue_depth) if self._in_order else together,
-                self._stop,
-                placement.lockstep,
-                placement.refresh_every,
-                self._restarts,
+        if self.lockstep and self.replay_apart:
+            raise ValueError("lockstep=True ties rollouts to updates, and replay_apart=True parts them; choose one.")
+        if not 0 < self.replay_tolerance < math.inf:
+            raise ValueError(
+                f"replay_tolerance={self.replay_tolerance!r} must be finite and greater than 0 updates; 1 is usual."
             )
-            for worker in range(number)
-        ]
-        return self._workers
-
-    def _make_player(self, run_key: Key, seed: int, worker: int, failures: int) -> Player:
-        # After a failure its episodes are others than those it began with.
-        seed = (seed + failures * 0x9E3779B1) % 2**31
-        functions, index = self._functions[worker % len(self._functions)], worker * self._share
-        if isinstance(functions, CompiledFused):
-            return FusedPlayer(functions, seed, index, run_key)
-        return HostPlayer(self.env, seed, index, 1, functions, run_key)
-
-    def _take(self, number: int) -> tuple[list[Piece], int]:
-        """Take a piece of every worker, or as many as there are workers of whoever has one."""
-        placement, taken = self._placement, []
-        for worker in self._workers:
-            threads = [worker] if self._in_order else self._workers
-            watches = [self._watches[thread] for thread in threads]
-            taken.append(fresh(partial(take, worker.pieces, watches), number, placement.max_lag))
-        return [piece for piece, _ in taken], sum(dropped for _, dropped in taken)
-
-    def explain(self) -> Explanation:
-        """Say in a table and a drawing who runs where, and how many bytes move in an update."""
-        learnt = self.sizes.num_envs // len(self.devices)
-        share = "its share of every batch"
-        return self._placement._explain(
-            self._actor_devices,
-            [numbers(i * self._share, self._share) for i in range(self._placement.workers)],
-            self.devices,
-            [numbers(i * learnt, learnt) if self._in_order else share for i in range(len(self.devices))],
-            self.bytes_per_update(),
-        )
-
-    def bytes_per_update(self) -> dict[str, int]:
-        """Return what moves in an update, from the shapes that are compiled for; single numbers are left out."""
-        on_worker = [self._actor_devices[i // self._share % len(self._actor_devices)] for i in range(self._own_envs)]
-        learning = self._bytes_learning(on_worker)
-        if self._acting is None:
-            return learning
-        params = jax.eval_shape(self.agent.actor, self.abstract_state().agent)
-        return {**self._acting.bytes_moved(params, self.sizes.num_envs), **learning}

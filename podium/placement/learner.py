@@ -96,7 +96,7 @@ class LearnerProgram(abc.ABC):
     def _start(self, key: Key) -> RunState:
         roots = keys.roots(key)
         state = self.agent.init(roots.agent, self.env.spec)
-        step = lambda: complete(_zeros(self._shapes(1, 1)))  # noqa: E731
+        step = lambda: complete(zeros(self._shapes(1, 1)))  # noqa: E731
         replay = program.empty_replay(self.agent, self.sizes, lambda key: self.agent.plan(key, state, step()))
         return RunState(roots.run, jnp.zeros((), jnp.int32), state, replay, ())
 
@@ -186,7 +186,7 @@ class LearnerProgram(abc.ABC):
         oldest = min(piece.version for piece in pieces_of_all)
         state, metrics = self._update_once(state, pieces, oldest, number)
         wall = time.perf_counter() - began
-        return state, {**metrics, **_account(pieces_of_all, number, wall, waited, dropped)}
+        return state, {**metrics, **account(pieces_of_all, number, wall, waited, dropped)}
 
     def _update_once(self, state: RunState, pieces: list[Piece], oldest: int, number: int) -> tuple[RunState, Metrics]:
         state, metrics, params = self._compiled(state, self._assemble(pieces, oldest))
@@ -225,7 +225,7 @@ class LearnerProgram(abc.ABC):
                 a, b = max(low - i * size, 0), min(high - i * size, size)
                 if a < b:
                     mine.append(jax.device_put(part if b - a == size else _cut(part, a, b), device))
-            local.append(_join(mine) if len(mine) > 1 else mine[0])
+            local.append(join(mine) if len(mine) > 1 else mine[0])
         if len(self.devices) == 1:
             return jax.device_put(local[0], self._spread_shardings)
 
@@ -246,6 +246,11 @@ class LearnerProgram(abc.ABC):
         """Return the first state with the agent's State of another run; see `Program.adopt`."""
         return program.adopt(state, agent, update)
 
+    def _parameter_bytes(self) -> int:
+        """Return the bytes of the parameters that go to all actor devices."""
+        params = jax.eval_shape(self.agent.actor, self.abstract_state().agent)
+        return nbytes(params) * len(self._actor_devices) * distributed.num_processes()
+
     def _bytes_learning(self, acted_on: list[jax.Device | None]) -> dict[str, int]:
         """Return what learning moves in an update, from shapes; single numbers are left out.
 
@@ -253,14 +258,13 @@ class LearnerProgram(abc.ABC):
           acted_on: for each environment of this process, the device that its rollout comes from; None is the host.
         """
         state, trajectory = self.abstract_state(), self._abstract_trajectory()
-        params = jax.eval_shape(self.agent.actor, state.agent)
         learnt_from = self.sizes.num_envs // len(self.devices)
         # What holds for one process holds for each.
         moving = sum(device != self._own_devices[i // learnt_from] for i, device in enumerate(acted_on))
         learnt = self.agent, self.sizes, state.agent, state.replay, jax.eval_shape(complete, trajectory)
         return {
             "trajectories": (nbytes(trajectory) - nbytes(trajectory.policy_version)) * moving // self._own_envs,
-            "parameters": nbytes(params) * len(self._actor_devices) * distributed.num_processes(),
+            "parameters": self._parameter_bytes(),
             "gradient sums": program.gradient_bytes(*learnt) if len(self.devices) > 1 else 0,
         }
 
@@ -297,7 +301,7 @@ def _tell(pieces: list[Piece], dropped: int) -> tuple[list[Piece], int]:
     return everywhere, sum(each["dropped"] for each in told)
 
 
-def _account(pieces: list[Piece], number: int, wall: float, waited: float, dropped: int) -> dict[str, Any]:
+def account(pieces: list[Piece], number: int, wall: float, waited: float, dropped: int) -> dict[str, Any]:
     """Return what an update cost and how old its data were."""
     total = {name: sum(piece.sums[name] for piece in pieces) for name in pieces[0].sums}
     idle = total.pop("actor_idle_seconds")
@@ -336,10 +340,11 @@ def _join_envs(parts: list[Trajectory]) -> Trajectory:
 
 
 _cut: Callable[..., Trajectory] = jax.jit(_cut_envs, static_argnums=(1, 2))
-_join: Callable[..., Trajectory] = jax.jit(_join_envs)
+join: Callable[..., Trajectory] = jax.jit(_join_envs)
 
 
-def _zeros(shapes: PyTree) -> Any:
+def zeros(shapes: PyTree) -> Any:
+    """Return zeros of these shapes."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
@@ -349,14 +354,14 @@ def host_shapes(agent: Agent, spec: EnvSpec, resets_in_next_step: bool) -> Shape
     def shapes(length: int, num_envs: int) -> Trajectory:
         acting = Acting(agent, spec, num_envs, length, resets_in_next_step)
 
-        def zeros() -> Trajectory:
+        def blank() -> Trajectory:
             params = agent.actor(agent.init(jax.random.key(0), spec))
             rows, carry = acting.blank(params), acting.carry(0)
             came = jax.tree.map(lambda x: x[0], rows.result)
             obs = jax.tree.map(lambda x: x[0], rows.obs)
             return acting.finish(rows, came, obs, carry, carry, jnp.zeros((), jnp.int32))
 
-        return jax.eval_shape(zeros)
+        return jax.eval_shape(blank)
 
     return shapes
 
@@ -372,7 +377,7 @@ def choose_lanes(
     """Choose the lanes for these sizes; see `podium.learn.choose_lanes`."""
 
     def plan(key: Key) -> Any:
-        return agent.plan(key, agent.init(key, spec), complete(_zeros(shapes(length, num_envs))))
+        return agent.plan(key, agent.init(key, spec), complete(zeros(shapes(length, num_envs))))
 
     plan_shapes = jax.eval_shape(plan, jax.random.key(0))
     return program.lanes_of_plan(agent, plan_shapes, num_envs, num_devices, requested)

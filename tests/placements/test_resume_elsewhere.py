@@ -22,16 +22,18 @@ PLACEMENTS: dict[str, Any] = {
     "Anakin": podium.Anakin(2),
     "Sebulba": podium.Sebulba(lockstep=True),
     "LocalSGD": podium.LocalSGD(workers=2, average_every=2, devices=1),
+    "CentralInference": podium.CentralInference(envs_per_worker=4, devices=1),
+    "DistributedActors": podium.DistributedActors(workers=2),
     "ParameterServer": podium.ParameterServer(workers=2, devices=1),
     "Evolution": podium.Evolution(devices=1),
 }
 SHORT = ["Anakin", "LocalSGD", "Sebulba"]
-LONG = ["Anakin", "Sebulba", "LocalSGD", "ParameterServer", "Evolution", "Single", "Anakin"]
+LONG = [*PLACEMENTS, "Anakin"]
 
 
 def train(agent: Any, placement: str, updates: int, folder: Path, **options: Any) -> podium.Result:
     env: Any = podium.envs.make("podium/Catch")
-    env = on_host(env) if placement == "Sebulba" else env
+    env = on_host(env) if placement in ("Sebulba", "CentralInference") else env
     return podium.train(
         agent,
         env,

@@ -1,0 +1,217 @@
+"""A replay in a place of its own: the ratio of sampling to inserting is held, and faults are told."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import podium
+from podium.agents import apex, dqn, ppo
+from podium.envs import make
+from podium.host import HostEnvs, on_host
+from podium.placement.actors import ActorError, Stopped
+from podium.placement.limiter import Limiter, ReplayTimeout
+
+SIZES: dict[str, Any] = {"hidden_sizes": (16,), "batch_size": 32, "min_replay_size": 64, "buffer_capacity": 1024}
+AGENTS = {
+    "dqn": dqn.make(dqn.Config(**SIZES, num_updates=2)),
+    "apex": apex.make(apex.Config(**SIZES, num_updates=2)),
+}
+
+
+def run(agent: Any, updates: int, env: Any = None, **changes: Any) -> tuple[Any, dict[str, Any], Any]:
+    placement = podium.DistributedActors(replay_apart=True, **changes)
+    program: Any = placement.build(
+        agent, env or make("podium/Catch"), num_envs=8, rollout_length=4, max_updates=updates
+    )
+    try:
+        state, metrics = program.chunk(program.init(0), updates)
+        return jax.device_get(program.agent_state(state)), metrics, program
+    finally:
+        program.close()
+        assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("podium-")]
+
+
+def before_every_step(before: Callable[[int], Any]) -> HostEnvs:
+    """Return Catch where something is done before the result of a step is given; it is told the number of the step."""
+    envs = on_host(make("podium/Catch"))
+
+    class Watched:
+        def __init__(self, inner: Any):
+            self.inner, self.spec, self.num_envs, self.calls = inner, inner.spec, inner.num_envs, 0
+            self.reset, self.send, self.close = inner.reset, inner.send, inner.close
+
+        def recv(self) -> Any:
+            self.calls += 1
+            before(self.calls)
+            return self.inner.recv()
+
+    return dataclasses.replace(envs, make=lambda num_envs, seed, first: Watched(envs.make(num_envs, seed, first)))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("dqn", {}),
+        ("apex", {"worker_devices": 2, "learner_devices": 2, "replay_device": -1}),
+    ],
+    ids=["all on one device", "workers, replay and learners apart"],
+)
+def test_as_much_is_sampled_for_what_is_inserted_as_the_agent_says(name: str, changes: dict[str, Any]) -> None:
+    changes = {key: jax.devices()[value] if key == "replay_device" else value for key, value in changes.items()}
+    updates = 24
+    state, metrics, program = run(AGENTS[name], updates, **changes)
+    limiter = program._limiter
+    per_update = 2 * 32
+    assert limiter.samples_per_insert == per_update / 32
+    assert np.abs(metrics["replay_balance"]).max() <= limiter.tolerance == per_update
+    learnt = np.isfinite(metrics["loss"])
+    assert learnt[2:].all()  # It takes two insertions to begin.
+    assert limiter.sampled == learnt.sum() * per_update
+    assert state.updates == 2 * learnt.sum()
+    # Every step that was seen by the State was inserted, and no more than what is under way was not seen.
+    assert state.env_steps == metrics["valid_steps"].sum() <= limiter.inserted <= (updates + 4) * 32
+    assert metrics["finite"].all()
+
+
+def test_a_slow_side_is_waited_for() -> None:
+    """Sleeping environments make learning wait; a tolerance of many updates lets it go on for longer."""
+    slow = before_every_step(lambda call: time.sleep(0.02))
+    _, metrics, program = run(AGENTS["dqn"], 12, slow, workers=2)
+    assert metrics["learner_idle"][4:].mean() > 0.5
+    assert metrics["replay_balance"].min() >= -program._limiter.tolerance
+    assert program._limiter.inserted >= 9 * 32
+
+
+def test_the_limiter_blocks_whoever_is_ahead() -> None:
+    limiter = Limiter(samples_per_insert=4.0, tolerance=40.0, timeout=20.0)
+    go_on = lambda: None  # noqa: E731
+    for _ in range(7):
+        assert limiter.insert(10, go_on) < 0.1  # Before it opens, anything goes in.
+    limiter.open()
+    limiter.open()
+    assert limiter.balance == 0
+    limiter.insert(10, go_on)
+    assert limiter.balance == 40
+    with pytest.raises(Stopped):
+        limiter.insert(10, _stop)  # 80 would be due, and 40 may be.
+    for expected in (8, -24):
+        limiter.sample(32, go_on)
+        assert limiter.balance == expected
+    with pytest.raises(Stopped):
+        limiter.sample(32, _stop)
+    assert (limiter.inserted, limiter.sampled) == (80, 64)
+    # The other side's step wakes whoever waits.
+    threading.Timer(0.3, limiter.insert, (10, go_on)).start()
+    assert 0.2 < limiter.sample(32, go_on) < 5
+    assert limiter.balance == -16
+
+
+def _stop() -> None:
+    raise Stopped
+
+
+def test_over_a_run_the_ratio_is_that_which_was_asked_for() -> None:
+    """Two sides of random speed: at no time does either lead by more than the tolerance."""
+    limiter = Limiter(samples_per_insert=1.5, tolerance=50.0, timeout=20.0)
+    limiter.open()
+    generator, balances = np.random.default_rng(0), []
+
+    def side(call: Any, items: int, times: int) -> None:
+        for _ in range(times):
+            if generator.random() < 0.1:
+                time.sleep(0.002)
+            call(items, lambda: None)
+            balances.append(limiter.balance)
+
+    threads = [
+        threading.Thread(target=side, args=(limiter.insert, 16, 300)),
+        threading.Thread(target=side, args=(limiter.sample, 24, 300)),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert max(map(abs, balances)) <= 50
+    assert limiter.balance == 0
+
+
+def test_a_replay_that_cannot_be_sampled_says_so_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    limiter = Limiter(1.0, 10.0, timeout=1.0)
+    limiter.insert(3, lambda: None)
+    with pytest.raises(ReplayTimeout, match="holds too little to be sampled, with 3 items inserted .* for 1 s"):
+        limiter.sample(5, lambda: None)
+    assert "nothing was inserted, to sample from" in capsys.readouterr().err
+    limiter.open()
+    limiter.insert(10, lambda: None)
+    with pytest.raises(ReplayTimeout, match="nothing was sampled, to make room"):
+        limiter.insert(10, lambda: None)
+
+
+@pytest.mark.parametrize("settings", [(0.0, 1.0, 1.0), (1.0, float("nan"), 1.0), (1.0, 1.0, -1.0)])
+def test_a_limiter_of_impossible_numbers_is_refused(settings: Any) -> None:
+    with pytest.raises(ValueError, match="must be finite and greater than 0"):
+        Limiter(*settings)
+
+
+def test_a_worker_that_dies_ends_the_run_with_its_traceback() -> None:
+    def fail(call: int) -> None:
+        if call == 20:
+            raise ZeroDivisionError("the simulator broke")
+
+    broken = before_every_step(fail)
+    with pytest.raises(ActorError, match=r"(?s)podium-actor-\d died of ZeroDivisionError.*the simulator broke"):
+        run(AGENTS["dqn"], 50, broken, workers=2)
+
+
+@pytest.mark.parametrize(
+    ("agent", "changes", "words"),
+    [
+        (ppo.make(), {}, "replay_apart=True, but ppo learns from no replay"),
+        (AGENTS["dqn"], {"lockstep": True}, "lockstep=True ties rollouts to updates"),
+        (AGENTS["dqn"], {"replay_tolerance": 0.0}, "replay_tolerance=0.0 must be finite and greater than 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(agent: Any, changes: dict[str, Any], words: str) -> None:
+    placement = podium.DistributedActors(replay_apart=True, **changes)
+    with pytest.raises(ValueError, match=words):
+        placement.build(agent, make("podium/Catch"), num_envs=8, rollout_length=4)
+
+
+def test_it_says_where_the_replay_is_and_what_moves() -> None:
+    placement = podium.DistributedActors(replay_apart=True, replay_device=jax.devices()[3])
+    program: Any = placement.build(AGENTS["apex"], make("podium/Catch"), num_envs=8, rollout_length=4)
+    moved = program.bytes_per_update()
+    # Twice 32 transitions: two observations of 100 floats, action, reward, discount, weight.
+    assert moved["minibatches"] == 2 * 32 * (2 * 400 + 4 * 4)
+    assert moved["trajectories"] > 0
+    for text in (str(placement.explain()), str(program.explain())):
+        assert "cpu:3" in text
+        assert "replay to learning" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dqn", "apex"])
+def test_it_learns_catch(name: str) -> None:
+    agent = {
+        "dqn": dqn.make(dqn.Config(learning_rate=1e-3, buffer_capacity=20_000)),
+        "apex": apex.make(apex.Config(learning_rate=1e-3, buffer_capacity=20_000)),
+    }[name]
+    result = podium.train(
+        agent,
+        make("podium/Catch"),
+        num_steps=100_000,
+        num_envs=16,
+        rollout_length=1,
+        placement=podium.DistributedActors(replay_apart=True, worker_timeout=120),
+        eval_every=0,
+        progress=False,
+    )
+    assert result.summary["eval_return"] >= 0.9
