@@ -11,6 +11,7 @@ from podium.placement.local_sgd import LocalSGD
 from podium.placement.parameter_server import ParameterServer
 from podium.placement.sebulba import Sebulba
 from podium.placement.single import Single
+from podium.planner import Forecast, plan
 from podium.train import train
 
 __version__ = "0.1.0"
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Anakin",
     "Evolution",
+    "Forecast",
     "LocalSGD",
     "NonFiniteError",
     "ParameterServer",
@@ -31,6 +33,7 @@ __all__ = [
     "evaluate",
     "load",
     "networks",
+    "plan",
     "request_cpu_threads",
     "request_devices",
     "testing",
