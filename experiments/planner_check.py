@@ -30,7 +30,7 @@ from podium.agents import dqn, impala, ppo
 from podium.env import Env
 from podium.files import write_json
 from podium.host import HostEnv, HostEnvs, on_host
-from podium.planner.candidates import call
+from podium.planner.candidates import CANDIDATES, call
 from podium.planner.race import MOST_UPDATES, race
 from podium.types import Array, Key, PyTree, TimeStep
 
@@ -147,20 +147,21 @@ def check(name: Name, flags: Flags) -> dict[str, Any]:
     agent, env, num_envs, length = pair(name)
     sizes: dict[str, Any] = {"num_envs": num_envs, "rollout_length": length}
     began = time.perf_counter()
-    forecast = podium.plan(
-        agent, env, devices=flags.devices, seconds=flags.seconds, top=flags.top, seed=flags.seed, **sizes
-    )
+    say = lambda line: print(f"{time.perf_counter() - began:6.1f} s  {line}", file=sys.stderr, flush=True)  # noqa: E731
+    names = [candidate.name for candidate in CANDIDATES if candidate.alike]
+    given: dict[str, Any] = {"devices": flags.devices, "seconds": flags.seconds, "top": flags.top, "seed": flags.seed}
+    forecast = podium.plan(agent, env, placements=names, say=say, **given, **sizes)
     planned = time.perf_counter() - began
     print(forecast, file=sys.stderr, flush=True)
-    runnable = [row for row in forecast.rows if row.predicted is not None and row.alike]
+    runnable = [row for row in forecast.rows if row.predicted is not None]
     programs = {
         row.call: row.placement.build(agent, env, max_updates=MOST_UPDATES, **sizes)
         for row in runnable
         if row.placement is not None
     }
-    rates = race(programs, flags.seconds, flags.turns, -(-FILL // (num_envs * length)), flags.seed)
-    medians = {call: statistics.median(values) for call, values in rates.items()}
-    fastest = max(medians, key=lambda call: medians[call])
+    rates = race(programs, flags.seconds, flags.turns, -(-FILL // (num_envs * length)), flags.seed, say)
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    fastest = max(medians, key=lambda name: medians[name])
     chosen = call(forecast.placement)
     first = max(runnable, key=lambda row: row.predicted or 0.0).call
     return {

@@ -14,7 +14,7 @@ from podium.env import Env
 from podium.host import HostEnvs
 from podium.placement.devices import resolve_devices
 from podium.placement.program import Placement, check_positive
-from podium.planner.candidates import CANDIDATES, Candidate, call
+from podium.planner.candidates import CANDIDATES, Candidate, Made, call
 from podium.planner.models import Cost, predict
 from podium.planner.race import MOST_UPDATES, race
 from podium.planner.stages import Bench, cores_got, num_cores
@@ -198,11 +198,14 @@ def plan(
     length = agent.rollout_length if rollout_length is None else rollout_length
     check_positive(rollout_length=length)
     bench = Bench(agent, env, num_envs, length, seconds, seed, say)
-    cores = cores_got(seconds)
     bench.dispatch()
-    rows = []
+    made: list[tuple[Row, Made | None]] = []
+    got = []
     for candidate in candidates:
-        rows += _predict(candidate, bench, agent, env, len(available), cores)
+        got.append(cores_got(seconds / 4))  # Now and then: what others do changes.
+        made += _make(candidate, bench, agent, env, len(available))
+    cores = statistics.median(got)
+    rows = [row if parts is None else _predicted(row, parts, cores) for row, parts in made]
     asked = placements is not None
     running = [row for row in rows if row.predicted is not None and (row.alike or asked)]
     running.sort(key=lambda row: -(row.predicted or 0.0))
@@ -236,29 +239,30 @@ def _build(placement: Any, agent: Agent, env: Env | HostEnvs, num_envs: int, len
     return placement.build(agent, env, num_envs=num_envs, rollout_length=length, max_updates=MOST_UPDATES)
 
 
-def _predict(
-    candidate: Candidate, bench: Bench, agent: Agent, env: Env | HostEnvs, devices: int, cores: float
-) -> list[Row]:
-    """Return a row for each value of a placement; where it cannot run, with the sentence that refuses it."""
+def _make(
+    candidate: Candidate, bench: Bench, agent: Agent, env: Env | HostEnvs, devices: int
+) -> list[tuple[Row, Made | None]]:
+    """Return a row and what an iteration is made of, for each value of a placement; or the sentence that refuses it."""
     blank = Row(candidate.name, None, alike=candidate.alike)
     try:
         values = candidate.values(devices, bench.num_envs)
     except ValueError as error:
-        return [dataclasses.replace(blank, why_not=str(error))]
-    rows = []
+        return [(dataclasses.replace(blank, why_not=str(error)), None)]
+    made: list[tuple[Row, Made | None]] = []
     for placement in values:
         row = dataclasses.replace(blank, placement=placement)
         try:
             program = _build(placement, agent, env, bench.num_envs, bench.length)
         except ValueError as error:
-            rows.append(dataclasses.replace(row, why_not=str(error)))
-            continue
-        made = candidate.iteration(bench, placement, program)
-        seconds, bottleneck, share, limit = predict(made.lines, cores)
-        rows.append(
-            dataclasses.replace(row, predicted=made.steps / seconds, bottleneck=bottleneck, share=share, limit=limit)
-        )
-    return rows
+            made.append((dataclasses.replace(row, why_not=str(error)), None))
+        else:
+            made.append((row, candidate.iteration(bench, placement, program)))
+    return made
+
+
+def _predicted(row: Row, made: Made, cores: float) -> Row:
+    seconds, bottleneck, share, limit = predict(made.lines, cores)
+    return dataclasses.replace(row, predicted=made.steps / seconds, bottleneck=bottleneck, share=share, limit=limit)
 
 
 def _bound(row: Row) -> str:

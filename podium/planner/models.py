@@ -61,6 +61,8 @@ class Prediction(NamedTuple):
 def predict(lines: Sequence[Line], cores: float) -> Prediction:
     """Return the time of an iteration: max over lines of their seconds, and over all of them core seconds / cores.
 
+    Of `cores` there are at least as many as any line kept busy while it was measured.
+
     >>> acting = Line("acting", (Stage("environment", Cost(3.0, 3.0)), Stage("inference", Cost(1.0, 1.0))))
     >>> learning = Line("learning", (Stage("update", Cost(2.0, 2.0)),))
     >>> predict([acting, learning], cores=2)
@@ -69,6 +71,7 @@ def predict(lines: Sequence[Line], cores: float) -> Prediction:
     Prediction(seconds=6.0, bottleneck='environment', share=0.5, limit='cores')
     """
     longest = max(lines, key=lambda line: line.seconds)
+    cores = max(cores, *(sum(cost.cores for _, cost in line.stages) / line.seconds for line in lines))
     on_cores: dict[str, float] = {}
     for line in lines:
         for name, cost in line.stages:

@@ -25,6 +25,7 @@ from jax.sharding import PartitionSpec as P
 from podium import keys
 from podium.agent import Agent
 from podium.env import Env
+from podium.episodes import Ended
 from podium.host import HostEnv, HostEnvs, on_host
 from podium.learn import Learned
 from podium.networks import batch_groups
@@ -175,8 +176,10 @@ class Bench:
         def play(key: Key, params: PyTree, state: RolloutState) -> Any:
             return rollout(key, self.agent, self._pure, params, state, self.length, jnp.zeros((), jnp.int32))
 
-        sums = (P(None, "env"),) * 3
-        play = self._over(devices, play, (P(), P(), P("env")), (P("env"), trajectory_specs("env"), sums))
+        rows: Any = P(None, "env")
+        play = self._over(
+            devices, play, (P(), P(), P("env")), (P("env"), trajectory_specs("env"), Ended(rows, rows, rows))
+        )
         return self._clock(
             f"fused rollout of {num_envs} environments{_on(devices)}", self._repeat(play, num_envs, devices)
         )

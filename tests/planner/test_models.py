@@ -78,6 +78,13 @@ def test_acting_on_the_host(groups: int, inference: float, turn: Turn, environme
     assert stages[1] == ("inference", Cost(steps * thinking, steps * thinking / 2))
 
 
+def test_a_line_that_kept_cores_busy_shows_that_they_are_there() -> None:
+    # Asked while others were at work, the machine gave half a core; the update was measured with a whole one.
+    assert predict([Line("the program", (stage("update", 5.0),))], cores=0.5) == Prediction(
+        5.0, "update", 1.0, "the program"
+    )
+
+
 def test_a_fused_cost_is_split_as_its_parts_are() -> None:
     stages = split(("environment", "inference"), Cost(8.0, 16.0), (Cost(3.0, 9.0), Cost(1.0, 9.0)))
     assert stages == (Stage("environment", Cost(6.0, 12.0)), Stage("inference", Cost(2.0, 4.0)))
