@@ -174,7 +174,7 @@ def plan(
       rollout_length: steps of each an iteration; None takes the agent's own.
       devices: a number, or None for all there are.
       seconds: that each stage, and each turn of a run, is timed for, about; compiling comes on top.
-      top: how many of the best are run, 0 for none.
+      top: how many of the best are run, one value of each placement; 0 for none.
       placements: names to compare, such as ("Anakin", "Sebulba"); None for all. `Evolution` learns otherwise, so that
         its steps a second do not compare: it is run and recommended only where it is named here.
       seed: of everything random.
@@ -209,7 +209,10 @@ def plan(
     asked = placements is not None
     running = [row for row in rows if row.predicted is not None and (row.alike or asked)]
     running.sort(key=lambda row: -(row.predicted or 0.0))
-    programs = {row.call: _build(row.placement, agent, env, num_envs, length) for row in running[:top]}
+    # Of each placement its best value: what differs little would else leave no room for what differs.
+    leaders = list({row.name: row for row in reversed(running)}.values())
+    leaders.sort(key=lambda row: -(row.predicted or 0.0))
+    programs = {row.call: _build(row.placement, agent, env, num_envs, length) for row in leaders[:top]}
     turns = race(programs, seconds, TURNS, bench.fill, seed, say)
     rows = [
         dataclasses.replace(row, measured=statistics.median(turns[row.call]), turns=tuple(turns[row.call]))

@@ -253,7 +253,8 @@ class Bench:
         lanes = program.lanes_of_plan(self.agent, self._plan(num_envs), num_envs, len(devices), None)
         sizes = Sizes(num_envs, self.length, 1, lanes)
         once, split_envs = (NamedSharding(_mesh(devices), x) for x in (P(), P("env")))
-        state = jax.device_put(self._state, once, may_alias=False)  # What is donated must not be what others read.
+        # Copied: what is donated must not be what others read, and on a mesh `device_put` may share it all the same.
+        state = jax.device_put(jax.tree.map(jnp.copy, self._state), once)
         replay = self._empty_replay(sizes)
         where = jax.tree.map(lambda x: split_envs if x.ndim else once, replay)
         replay = jax.device_put(replay, where)
