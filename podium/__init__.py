@@ -13,6 +13,7 @@ from podium.placement.local_sgd import LocalSGD
 from podium.placement.parameter_server import ParameterServer
 from podium.placement.sebulba import Sebulba
 from podium.placement.single import Single
+from podium.planner import Forecast, plan
 from podium.train import train
 
 __version__ = "0.1.0"
@@ -22,6 +23,7 @@ __all__ = [
     "CentralInference",
     "DistributedActors",
     "Evolution",
+    "Forecast",
     "LocalSGD",
     "NonFiniteError",
     "ParameterServer",
@@ -35,6 +37,7 @@ __all__ = [
     "evaluate",
     "load",
     "networks",
+    "plan",
     "request_cpu_threads",
     "request_devices",
     "testing",

@@ -100,7 +100,7 @@ def train(
     _check_integers(0, seed=seed, eval_every=eval_every, checkpoint_every=checkpoint_every, log_every=log_every)
     if wandb not in ("disabled", "offline", "online"):
         raise ValueError(f"wandb={wandb!r} is not a mode; use 'disabled', 'offline' or 'online'.")
-    env, env_record = _resolve_env(env, env_options)
+    env, env_record = resolve_env(env, env_options)
     placement = Anakin() if placement is None else placement
     if rollout_length is None:
         rollout_length = usual_length(placement, agent, env)
@@ -177,7 +177,8 @@ def _check_integers(least: int, **values: Any) -> None:
             raise ValueError(f"{name}={value!r} must be {rule}{f'; use {int(value)}' if near else ''}.")
 
 
-def _resolve_env(env: Env | HostEnvs | str, options: Mapping[str, Any] | None) -> tuple[Env | HostEnvs, dict[str, Any]]:
+def resolve_env(env: Env | HostEnvs | str, options: Mapping[str, Any] | None) -> tuple[Env | HostEnvs, dict[str, Any]]:
+    """Return the environment, made if it is a name, and what is recorded of it."""
     if isinstance(env, str):
         from podium import envs
 

@@ -6,6 +6,7 @@ The same arithmetic as every synchronous placement, with Python loops where they
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +21,8 @@ from podium.placement import program
 from podium.placement.explanation import NEVER, Explanation
 from podium.placement.program import RunState, Sizes
 from podium.placement.table import Role, device_name
-from podium.rollout import rollout
-from podium.types import Metrics, PyTree
+from podium.rollout import RolloutState, rollout
+from podium.types import Array, Key, Metrics, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +72,7 @@ class SingleProgram:
             apply=jax.jit(agent.apply),
         )
         self._env = env._replace(reset=jax.jit(env.reset), step=jax.jit(env.step))
-        self._learn = program.make_learn(self._agent, sizes, python_scan)
+        self.learn = program.make_learn(self._agent, sizes, python_scan)
 
     def init(self, seed: int) -> RunState:
         """Return the first state."""
@@ -89,18 +90,20 @@ class SingleProgram:
 
     def chunk(self, state: RunState, num_updates: int) -> tuple[RunState, Metrics]:
         """Do `num_updates` iterations."""
-
-        def collect(key, params, rollout_state, version):  # type: ignore[no-untyped-def]
-            length = self.sizes.rollout_length
-            return rollout(key, self._agent, self._env, params, rollout_state, length, version, python_scan)
-
         rows, finite = [], jnp.ones(self.sizes.num_envs, bool)
         for _ in range(num_updates):
-            state, metrics, new_finite = program.iterate(state, self._agent, collect, self._learn)
+            state, metrics, new_finite = program.iterate(state, self._agent, self.collect, self.learn)
             rows.append(jax.device_get(metrics))
             finite &= new_finite
         stacked = jax.tree.map(lambda *x: np.stack(x), *rows)
         return state, {**stacked, "finite": np.asarray(program.chunk_finite(state, finite))}
+
+    def collect(
+        self, key: Key, params: PyTree, state: RolloutState, version: Array, num_steps: int | None = None
+    ) -> Any:
+        """Play a rollout, or `num_steps` of one."""
+        length = num_steps or self.sizes.rollout_length
+        return rollout(key, self._agent, self._env, params, state, length, version, python_scan)
 
     def agent_state(self, state: RunState) -> PyTree:
         """Return the agent's State within `state`."""
