@@ -147,8 +147,14 @@ def _learn_from_replay(
         _, metrics = jax.eval_shape(run, state, priorities)
         return (state, priorities), jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), metrics)
 
-    priorities = replay_state.priorities if update_priorities else ()
-    (state, priorities), metrics = jax.lax.cond(replay.can_sample(replay_state), run, wait, state, priorities)
+    ready = replay.can_sample(replay_state)
+    if not update_priorities:
+        (state, _), metrics = jax.lax.cond(ready, run, wait, state, ())
+        return state, replay_state, metrics
+    # A loop of one round or none, for XLA writes in place what a loop carries; a branch that writes one minibatch's
+    # priorities would copy all of them, 4 MB of a million, and that took as long as the rest of the iteration.
+    begin = wait(state, replay_state.priorities)
+    (state, priorities), metrics = jax.lax.fori_loop(0, ready.astype(jnp.int32), lambda _, held: run(*held[0]), begin)
     return state, ranked_by(priorities), metrics
 
 
