@@ -6,6 +6,7 @@ All of podium that knows Ray is here and in `podium.launch`. Ray is imported whe
 from __future__ import annotations
 
 import dataclasses
+import os
 import socket
 import sys
 import time
@@ -96,8 +97,9 @@ class Host:
     def __repr__(self) -> str:
         return self._name  # What Ray puts before lines that the process prints.
 
-    def started(self) -> None:
-        """Say that the process is there."""
+    def started(self) -> int:
+        """Say that the process is there, and its number on its machine."""
+        return os.getpid()
 
     def make(self, make: Callable[[], Any]) -> Any:
         """Make the fragment."""
@@ -131,16 +133,21 @@ def to_numpy(tree: PyTree) -> PyTree:
     return jax.tree.unflatten(structure, [next(fetched) if is_plain(leaf) else leaf for leaf in leaves])
 
 
-def own_copy(tree: PyTree) -> PyTree:
-    """Return what came from an actor in memory of this process: large arrays lie in the store of Ray, and hold it."""
+def _own(tree: PyTree) -> PyTree:
+    """Return what came from an actor in memory of this process: large arrays lie in the store of Ray, and fill it."""
     return jax.tree.map(lambda x: np.array(x) if isinstance(x, np.ndarray) else x, tree)
 
 
 class RayHandle:
-    """A fragment in an actor; a `Handle`. One thread at a time may use it, but any may close it."""
+    """A fragment in an actor; a `Handle`. One thread at a time may use it, but any may close it.
+
+    Attributes:
+      pid: number of its process, on the machine that it is on; None before the first answer.
+    """
 
     def __init__(self, ray: Any, name: str, make: Callable[[], Any], engine: RayEngine):
         self.name = name
+        self.pid: int | None = None
         self._ray, self._engine = ray, engine
         self._head = _Head(ray.get_runtime_context().gcs_address)
         self._actor_class = ray.remote(Host)
@@ -187,12 +194,12 @@ class RayHandle:
     def wait(self, reference: Any, waiting: Callable[[], None]) -> Any:
         """Return the value behind `reference`, of the actor that stands by then."""
         if not self._stands:
-            self._await_start(self._started, "its process has not started", waiting)
+            self.pid = self._await_start(self._started, "its process has not started", waiting)
             self._await_start(self._made, "its process runs, but it is not made yet", waiting)
             self._stands = True
         return self._get(reference, waiting)
 
-    def _await_start(self, reference: Any, what: str, waiting: Callable[[], None]) -> None:
+    def _await_start(self, reference: Any, what: str, waiting: Callable[[], None]) -> Any:
         deadline = self._began + self._engine.start_timeout
 
         def look() -> None:
@@ -204,7 +211,7 @@ class RayHandle:
                     f"of {_shown(self._ray.cluster_resources())}."
                 )
 
-        self._get(reference, look)
+        return self._get(reference, look)
 
     def _get(self, reference: Any, waiting: Callable[[], None]) -> Any:
         while True:
@@ -217,7 +224,7 @@ class RayHandle:
                     self._head.missed = 0
                     if isinstance(value, _Raised):
                         raise FragmentError(f"{self.name} raised {value.error}, in its process:\n{value.where}")
-                    return value
+                    return _own(value)
             waiting()
             self._head.look()
 
@@ -230,7 +237,7 @@ class RayHandle:
         if isinstance(error, self._ray.exceptions.RayActorError):
             if not any(node["Alive"] for node in self._ray.nodes()):
                 return EngineError(f"No machine of the Ray cluster at {self._head.address} is alive any more.")
-            return LostError(f"The process of {self.name} is gone: {words}")
+            return LostError(f"The process of {self.name} ({self.pid}) is gone: {words}")
         return EngineError(f"Ray failed {self.name}: {type(error).__name__}: {words}")
 
 

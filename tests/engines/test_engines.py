@@ -107,7 +107,7 @@ def test_a_killed_process_is_lost_and_can_be_made_anew(place: Callable[..., Hand
     pid = handle.call("pid", waiting=nothing)
     answer = handle.start("sleep", 60.0)
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(LostError, match="podium-toy is gone"):
+    with pytest.raises(LostError, match=rf"podium-toy \({pid}\) is gone"):
         answer.result(nothing)
     with pytest.raises(LostError):
         handle.call("add", 0, waiting=nothing)
