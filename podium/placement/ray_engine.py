@@ -149,7 +149,7 @@ class RayHandle:
         self.name = name
         self.pid: int | None = None
         self._ray, self._engine = ray, engine
-        self._head = _Head(ray.get_runtime_context().gcs_address)
+        self._head = Head(ray.get_runtime_context().gcs_address)
         self._actor_class = ray.remote(Host)
         try:
             self._make = ray.put(make)
@@ -266,7 +266,7 @@ class _Answer:
         return self._handle.wait(self._reference, waiting)
 
 
-class _Head:
+class Head:
     """The process that a Ray cluster hangs on. Ray itself ends the driver a minute after it is gone, with no error."""
 
     def __init__(self, address: str):

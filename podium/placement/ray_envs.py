@@ -6,11 +6,12 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 
 from podium.host import CheckedHostEnv, HostEnv, HostEnvs
-from podium.placement.engine import Answer, Engine, Handle
+from podium.placement.engine import Answer, Engine, Handle, resolve_engine
 from podium.placement.ray_engine import RayEngine
 from podium.types import EnvSpec, TimeStep
 
@@ -35,6 +36,12 @@ def on_ray(envs: HostEnvs, engine: Engine | None = None, step_timeout: float = 6
         return _Proxy(envs.spec, num_envs, where.place(name, remote), step_timeout)
 
     return dataclasses.replace(envs, make=make, evaluation=envs.evaluation or envs)
+
+
+def place_envs(envs: HostEnvs, engine: Engine | Literal["threads", "ray"], step_timeout: float) -> HostEnvs:
+    """Return `envs` stepped where the engine of a placement says."""
+    where = resolve_engine(engine)
+    return on_ray(envs, where, step_timeout) if where.apart else envs
 
 
 @dataclasses.dataclass(frozen=True)

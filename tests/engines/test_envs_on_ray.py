@@ -24,6 +24,8 @@ pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")
 
 PPO = ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2, learning_rate=1e-3))
 
+SEBULBA = podium.Sebulba(lockstep=True, groups=1)
+
 
 def catch() -> HostEnvs:
     env = podium.envs.make("podium/Catch")
@@ -31,8 +33,7 @@ def catch() -> HostEnvs:
     return on_host(env)
 
 
-def run(envs: HostEnvs, updates: int = 2) -> tuple[Any, Any]:
-    placement = podium.Sebulba(lockstep=True, groups=1)
+def run(envs: HostEnvs, updates: int = 2, placement: Any = SEBULBA) -> tuple[Any, Any]:
     program = placement.build(PPO, envs, num_envs=8, rollout_length=8, max_updates=updates)
     try:
         state, metrics = program.chunk(program.init(0), updates)
@@ -46,9 +47,17 @@ def test_they_keep_the_contract() -> None:
     check_host_env(on_ray(catch()), num_envs=4, num_steps=30)
 
 
-def test_sebulba_learns_from_them_what_it_learns_from_those_here() -> None:
-    here, here_metrics = run(catch())
-    there, metrics = run(on_ray(catch()))
+@pytest.mark.parametrize(
+    "placement",
+    [
+        SEBULBA,
+        pytest.param(podium.CentralInference(envs_per_worker=4, devices=1, lockstep=True), marks=pytest.mark.slow),
+    ],
+    ids=lambda placement: type(placement).__name__,
+)
+def test_placements_learn_from_them_what_they_learn_from_those_here(placement: Any) -> None:
+    here, here_metrics = run(catch(), placement=placement)
+    there, metrics = run(catch(), placement=dataclasses.replace(placement, engine="ray"))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6, 1e-6), here, there)
     np.testing.assert_array_equal(metrics["episode_return_sum"], here_metrics["episode_return_sum"])
 
