@@ -11,7 +11,7 @@ import dataclasses
 import queue
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -21,7 +21,9 @@ from podium.host import HostEnvs
 from podium.placement import program
 from podium.placement.acting import Acting, Compiled, CompiledFused, Fused, FusedPlayer, HostPlayer, Player
 from podium.placement.actors import Actor, Piece, Restarts, take
-from podium.placement.devices import Devices, resolve_apart
+from podium.placement.devices import Devices, resolve_apart, resolve_devices
+from podium.placement.elsewhere import PlayerElsewhere, PlayerFragment
+from podium.placement.engine import Engine, resolve_engine
 from podium.placement.explanation import Explanation
 from podium.placement.learner import LearnerProgram, choose_lanes, fresh, fused_shapes, host_shapes
 from podium.placement.program import Sizes
@@ -50,6 +52,9 @@ class DistributedActors:
         begins anew with fresh episodes.
       worker_timeout: seconds without progress (a step of host environments, a rollout of pure ones) after which a
         worker counts as hung and the run ends.
+      engine: where workers play: "threads" has their environments and policy copies in this process, on
+        `worker_devices`; "ray" has those of each in a Ray actor (`podium.launch`), a process of its own, on its CPU or
+        the GPU that it is given. Parameters go there and trajectories come back.
     """
 
     workers: int = 4
@@ -61,6 +66,7 @@ class DistributedActors:
     lockstep: bool = False
     restarts: int = 0
     worker_timeout: float = 60.0
+    engine: Engine | Literal["threads", "ray"] = "threads"
 
     def build(
         self,
@@ -95,16 +101,26 @@ class DistributedActors:
         return DistributedActorsProgram(self, agent, env, sizes, shapes, workers, learners)
 
     def devices(self) -> tuple[list[jax.Device], list[jax.Device]]:
-        """Return the devices that act, at most one a worker, and those that learn."""
+        """Return the devices that act, at most one a worker, and those that learn.
+
+        Workers in other processes fetch their parameters from the first that learns.
+        """
+        if resolve_engine(self.engine).apart:
+            learning = resolve_devices(1 if self.learner_devices is None else self.learner_devices)
+            return learning[:1], learning
         acting, learning = resolve_apart(self.worker_devices, self.learner_devices)
         return acting[: self.workers], learning
+
+    def _copies(self, workers: list[jax.Device]) -> int:
+        """Return how often the parameters are sent in an update, if every worker fetches those of each."""
+        return self.workers if resolve_engine(self.engine).apart else len(workers)
 
     def explain(self) -> Explanation:
         """Say in a table and a drawing who runs where and what moves; the program knows the numbers."""
         workers, learners = self.devices()
         amounts: dict[str, int | str] = {
             "trajectories": "num_envs * rollout_length * (obs, action, what came of it), where its devices differ",
-            "parameters": f"{len(workers)} * the parameters that act",
+            "parameters": f"{self._copies(workers)} * the parameters that act",
             "gradient sums": "gradient steps * the parameters" if len(learners) > 1 else 0,
         }
         share = "its share of the environments"
@@ -118,7 +134,8 @@ class DistributedActors:
         learnt_from: list[str],
         amounts: Mapping[str, int | str],
     ) -> Explanation:
-        places = [device_name(workers[i % len(workers)]) for i in range(self.workers)]
+        apart = resolve_engine(self.engine).apart
+        places = ["Ray actor" if apart else device_name(workers[i % len(workers)]) for i in range(self.workers)]
         roles = [
             Role(f"worker {i}", place, share) for i, (place, share) in enumerate(zip(places, acted_for, strict=True))
         ]
@@ -172,12 +189,15 @@ class DistributedActorsProgram(LearnerProgram):
         self._placement, self._share = placement, share
         self._in_order = placement.lockstep or agent.replay is not None
         self._restarts = Restarts(placement.restarts)
+        self._engine = resolve_engine(placement.engine)
         self._acting: Acting | None = None
-        if isinstance(env, HostEnvs):
+        if isinstance(env, HostEnvs) and not self._engine.apart:
             self._acting = Acting(agent, env.spec, share, sizes.rollout_length, env.resets_in_next_step)
 
     def _compile_players(self, params: PyTree) -> None:
-        self._functions: list[Compiled | CompiledFused]
+        self._functions: list[Compiled | CompiledFused] = []
+        if self._engine.apart:
+            return  # Each compiles in its own process.
         if self._acting is None:
             fused = Fused(self.agent, self.env, self._share, self.sizes.rollout_length)
             self._functions = [CompiledFused(fused, params, device) for device in self._actor_devices]
@@ -206,7 +226,12 @@ class DistributedActorsProgram(LearnerProgram):
     def _make_player(self, run_key: Key, seed: int, worker: int, failures: int) -> Player:
         # After a failure its episodes are others than those it began with.
         seed = (seed + failures * 0x9E3779B1) % 2**31
-        functions, index = self._functions[worker % len(self._functions)], worker * self._share
+        index = worker * self._share
+        if self._engine.apart:
+            sizes = self._share, self.sizes.rollout_length
+            fragment = PlayerFragment(self.agent, self.env, *sizes, seed, index, run_key)
+            return PlayerElsewhere(self._engine, f"podium-player-{worker}", fragment, self._placement.worker_timeout)
+        functions = self._functions[worker % len(self._functions)]
         if isinstance(functions, CompiledFused):
             return FusedPlayer(functions, seed, index, run_key)
         return HostPlayer(self.env, seed, index, 1, functions, run_key)
@@ -234,8 +259,11 @@ class DistributedActorsProgram(LearnerProgram):
 
     def bytes_per_update(self) -> dict[str, int]:
         """Return what moves in an update, from the shapes that are compiled for; single numbers are left out."""
+        if self._engine.apart:
+            moved = self._bytes_learning([None] * self._own_envs)
+            return {**moved, "parameters": moved["parameters"] * self._placement.workers}
         on_worker = [self._actor_devices[i // self._share % len(self._actor_devices)] for i in range(self._own_envs)]
-        learning = self._bytes_learning(on_worker)
+        learning = self._bytes_learning([*on_worker])
         if self._acting is None:
             return learning
         params = jax.eval_shape(self.agent.actor, self.abstract_state().agent)
