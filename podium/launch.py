@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from podium.agent import Agent
+from podium.checkpoint import CheckpointError
 from podium.env import Env
 from podium.host import HostEnvs
-from podium.loop import Result, catch_signals
-from podium.placement.actors import POLL_SECONDS
+from podium.loop import NonFiniteError, Result, catch_signals
+from podium.placement.actors import POLL_SECONDS, ActorError
 from podium.placement.engine import EngineError
 from podium.placement.program import Placement
 from podium.placement.ray_engine import Head, RayEngine, require_ray, to_numpy
@@ -47,6 +48,9 @@ def launch(
 
     With `restarts` the learner is a process of the cluster too, and this one watches over it: when it dies, another
     goes on from the last checkpoint. SIGINT and SIGTERM reach it from here: it saves, and returns what it has.
+
+    Agent and environment travel as code, and whoever can reach the cluster can run code in it: join none that you do
+    not trust. All its machines need podium, in the same versions of everything.
 
     Args:
       agent: as for `podium.train`; it travels, so it must be made of functions and values that cloudpickle can send.
@@ -142,12 +146,9 @@ def _learn(agent: Agent, env: Any, arguments: dict[str, Any]) -> Result | _Faile
         result = train(agent, env, **arguments)
         return dataclasses.replace(result, state=to_numpy(result.state))
     except Exception as error:
-        where = traceback.format_exc()
-        try:
-            require_ray().cloudpickle.loads(require_ray().cloudpickle.dumps(error))
-        except Exception:
-            error = RuntimeError(repr(error))
-        return _Failed(error, where)
+        # What is no error of ours may be of a type that the other process does not have.
+        known = type(error) in (ValueError, NonFiniteError, ActorError, EngineError, CheckpointError)
+        return _Failed(error if known else RuntimeError(repr(error)), traceback.format_exc())
 
 
 def _tell(told: Result | _Failed, agent: Agent) -> Result:
