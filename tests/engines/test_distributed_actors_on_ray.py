@@ -22,6 +22,7 @@ from podium.placement.elsewhere import PlayerElsewhere
 
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
 
+SLOW = pytest.mark.slow
 A2C = a2c.make(a2c.Config(hidden_sizes=(16,)))
 
 
@@ -38,13 +39,15 @@ def run(program: Any, updates: int) -> tuple[Any, dict[str, Any]]:
         program.close()
 
 
-@pytest.mark.parametrize("where", ["pure", pytest.param("host", marks=pytest.mark.slow)])
-def test_in_lockstep_it_is_that_of_threads(where: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "workers"), [("pure", 1), pytest.param("pure", 2, marks=SLOW), pytest.param("host", 2, marks=SLOW)]
+)
+def test_in_lockstep_it_is_that_of_threads(where: str, workers: int) -> None:
     env = podium.envs.make("podium/Catch")
     assert not isinstance(env, HostEnvs)
     task = on_host(env) if where == "host" else env
-    here, here_metrics = run(build(podium.DistributedActors(2, lockstep=True), task), 3)
-    there, metrics = run(build(podium.DistributedActors(2, lockstep=True, engine="ray"), task), 3)
+    here, here_metrics = run(build(podium.DistributedActors(workers, lockstep=True), task), 3)
+    there, metrics = run(build(podium.DistributedActors(workers, lockstep=True, engine="ray"), task), 3)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6, 1e-6), here, there)
     np.testing.assert_array_equal(metrics["episode_return_sum"], here_metrics["episode_return_sum"])
     assert (metrics["valid_steps"] == 64).all()

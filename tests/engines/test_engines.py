@@ -75,22 +75,18 @@ def test_calls_are_alike_in_both_engines(place: Callable[..., Handle]) -> None:
         assert (jax.random.key_data(first["key"]) == jax.random.key_data(key)).all()
         answers = [handle.start("add", np.arange(3)) for _ in range(2)]
         np.testing.assert_array_equal([answer.result(nothing)["sum"] for answer in answers], [[6, 7, 8], [7, 8, 9]])
-        handle.restart()
-        assert handle.call("add", 0, waiting=nothing)["sum"] == 5
     assert isinstance(first["sum"], np.ndarray)
 
 
-def test_a_process_of_a_fragment_computes_on_the_cpu_with_its_share_of_threads(place: Callable[..., Handle]) -> None:
-    engine = RayEngine({"num_cpus": 2, "runtime_env": {"env_vars": {"PODIUM_TEST": "here"}}})
-    seen = place(Toy, engine).call("surroundings", waiting=nothing)
+def test_a_process_computes_on_its_share_of_the_cpu_and_errors_keep_their_traceback(
+    place: Callable[..., Handle],
+) -> None:
+    handle = place(Toy, RayEngine({"num_cpus": 2, "runtime_env": {"env_vars": {"PODIUM_TEST": "here"}}}))
+    seen = handle.call("surroundings", waiting=nothing)
     assert seen["platform"] == "cpu" and seen["devices"] == 1
     assert seen["PJRT_NPROC"] == "2" and seen["JAX_PLATFORMS"] == "cpu" and seen["PODIUM_TEST"] == "here"
     on_gpu = RayEngine({"num_gpus": 1}).actor_options()["runtime_env"]["env_vars"]
     assert "JAX_PLATFORMS" not in on_gpu and on_gpu["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
-
-
-def test_an_error_keeps_its_traceback_and_the_fragment(place: Callable[..., Handle]) -> None:
-    handle = place()
     with pytest.raises(FragmentError, match=r"(?s)podium-toy raised ZeroDivisionError.*in fail.*the toy broke"):
         handle.call("fail", waiting=nothing)
     assert handle.call("add", 0, waiting=nothing)["sum"] == 1
