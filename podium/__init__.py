@@ -2,6 +2,7 @@
 
 from podium import agents, distributed, envs, networks, testing
 from podium.evaluate import Policy, evaluate
+from podium.launch import launch
 from podium.load import load
 from podium.loop import NonFiniteError, Result
 from podium.placement.anakin import Anakin
@@ -35,6 +36,7 @@ __all__ = [
     "distributed",
     "envs",
     "evaluate",
+    "launch",
     "load",
     "networks",
     "plan",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from podium.placement.acting import Player
+from podium.placement.engine import EngineError
 from podium.types import PyTree, Trajectory
 
 POLL_SECONDS = 0.2
@@ -180,7 +181,7 @@ class Actor(Watched):
             while True:
                 try:
                     self._play_on()
-                except Stopped:
+                except (Stopped, EngineError):
                     raise
                 except Exception as error:
                     if self._restarts is None or not self._restarts.take():

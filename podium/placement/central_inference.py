@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Literal
 
 import jax
 
@@ -22,10 +23,12 @@ from podium.placement import inference, program
 from podium.placement.acting import Acting
 from podium.placement.actors import Piece, Restarts, Watched, take
 from podium.placement.devices import Devices, resolve_devices
+from podium.placement.engine import Engine
 from podium.placement.explanation import Explanation
 from podium.placement.inference import Inference, Ring, Server, Stepper, sizes_of_batches
 from podium.placement.learner import LearnerProgram, choose_lanes, host_shapes
 from podium.placement.program import Sizes
+from podium.placement.ray_envs import place_envs
 from podium.placement.table import Move, Role, device_name, numbers
 from podium.types import Key, PyTree
 
@@ -48,6 +51,8 @@ class CentralInference:
       restarts: failures of workers that a run survives: the rollout under way is dropped and counted, and the worker
         begins anew with fresh episodes.
       worker_timeout: seconds without a step after which a thread counts as hung and the run ends.
+      engine: where environments are stepped: "threads" steps them in this process; "ray" steps those of each thread in
+        a Ray actor, a process of its own (`podium.launch`), and observations and actions travel.
     """
 
     envs_per_worker: int = 1
@@ -59,6 +64,7 @@ class CentralInference:
     lockstep: bool = False
     restarts: int = 0
     worker_timeout: float = 60.0
+    engine: Engine | Literal["threads", "ray"] = "threads"
 
     def build(
         self,
@@ -76,7 +82,7 @@ class CentralInference:
         self._check()
         program.check_one_seed("CentralInference", seeds)
         program.check_one_process("CentralInference")
-        envs = env if isinstance(env, HostEnvs) else on_host(env)
+        envs = place_envs(env if isinstance(env, HostEnvs) else on_host(env), self.engine, self.worker_timeout)
         devices = resolve_devices(self.devices)
         unit = self.envs_per_worker * len(devices)
         if num_envs % unit:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 import jax
 
@@ -17,8 +18,9 @@ from podium.agent import Agent, nearest_multiples
 from podium.env import Env
 from podium.host import HostEnvs
 from podium.placement import program
-from podium.placement.devices import Devices, resolve_apart
+from podium.placement.devices import Devices, resolve_apart, resolve_devices
 from podium.placement.distributed_program import DistributedActorsProgram
+from podium.placement.engine import Engine, resolve_engine
 from podium.placement.explanation import Explanation
 from podium.placement.learner import choose_lanes, fused_shapes, host_shapes
 from podium.placement.program import Sizes
@@ -52,6 +54,9 @@ class DistributedActors:
         begins anew with fresh episodes.
       worker_timeout: seconds without progress (a step of host environments, a rollout of pure ones) after which a
         worker counts as hung and the run ends; and for which inserting and sampling wait for each other.
+      engine: where workers play: "threads" has their environments and policy copies in this process, on
+        `worker_devices`; "ray" has those of each in a Ray actor (`podium.launch`), a process of its own, on its CPU or
+        the GPU that it is given. Parameters go there and trajectories come back.
     """
 
     workers: int = 4
@@ -66,6 +71,7 @@ class DistributedActors:
     replay_tolerance: float = 1.0
     restarts: int = 0
     worker_timeout: float = 60.0
+    engine: Engine | Literal["threads", "ray"] = "threads"
 
     def build(
         self,
@@ -103,9 +109,19 @@ class DistributedActors:
         return make(self, agent, env, sizes, shapes, workers, learners)
 
     def devices(self) -> tuple[list[jax.Device], list[jax.Device]]:
-        """Return the devices that act, at most one a worker, and those that learn."""
+        """Return the devices that act, at most one a worker, and those that learn.
+
+        Workers in other processes fetch their parameters from the first that learns.
+        """
+        if resolve_engine(self.engine).apart:
+            learning = resolve_devices(1 if self.learner_devices is None else self.learner_devices)
+            return learning[:1], learning
         acting, learning = resolve_apart(self.worker_devices, self.learner_devices)
         return acting[: self.workers], learning
+
+    def _copies(self, workers: list[jax.Device]) -> int:
+        """Return how often the parameters are sent in an update, if every worker fetches those of each."""
+        return self.workers if resolve_engine(self.engine).apart else len(workers)
 
     def explain(self) -> Explanation:
         """Say in a table and a drawing who runs where and what moves; the program knows the numbers."""
@@ -113,7 +129,7 @@ class DistributedActors:
         amounts: dict[str, int | str] = {
             "trajectories": "num_envs * rollout_length * (obs, action, what came of it), where its devices differ",
             **({"minibatches": "gradient steps * a minibatch, where its device differs"} if self.replay_apart else {}),
-            "parameters": f"{len(workers)} * the parameters that act",
+            "parameters": f"{self._copies(workers)} * the parameters that act",
             "gradient sums": "gradient steps * the parameters" if len(learners) > 1 else 0,
         }
         share = "its share of the environments"
@@ -129,7 +145,8 @@ class DistributedActors:
         amounts: Mapping[str, int | str],
         replay_device: jax.Device,
     ) -> Explanation:
-        places = [device_name(workers[i % len(workers)]) for i in range(self.workers)]
+        apart = resolve_engine(self.engine).apart
+        places = ["Ray actor" if apart else device_name(workers[i % len(workers)]) for i in range(self.workers)]
         roles = [
             Role(f"worker {i}", place, share) for i, (place, share) in enumerate(zip(places, acted_for, strict=True))
         ]

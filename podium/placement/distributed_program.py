@@ -14,6 +14,8 @@ from podium.env import Env
 from podium.host import HostEnvs
 from podium.placement.acting import Acting, Compiled, CompiledFused, Fused, FusedPlayer, HostPlayer, Player
 from podium.placement.actors import Actor, Piece, Restarts, Watched, take
+from podium.placement.elsewhere import PlayerElsewhere, PlayerFragment
+from podium.placement.engine import resolve_engine
 from podium.placement.explanation import Explanation
 from podium.placement.learner import LearnerProgram, Shapes, fresh
 from podium.placement.program import Sizes
@@ -43,12 +45,15 @@ class DistributedActorsProgram(LearnerProgram):
         self._placement, self._share = placement, share
         self._in_order = placement.lockstep or agent.replay is not None
         self._restarts = Restarts(placement.restarts)
+        self._engine = resolve_engine(placement.engine)
         self._acting: Acting | None = None
-        if isinstance(env, HostEnvs):
+        if isinstance(env, HostEnvs) and not self._engine.apart:
             self._acting = Acting(agent, env.spec, share, sizes.rollout_length, env.resets_in_next_step)
 
     def _compile_players(self, params: PyTree) -> None:
-        self._functions: list[Compiled | CompiledFused]
+        self._functions: list[Compiled | CompiledFused] = []
+        if self._engine.apart:
+            return  # Each compiles in its own process.
         if self._acting is None:
             fused = Fused(self.agent, self.env, self._share, self.sizes.rollout_length)
             self._functions = [CompiledFused(fused, params, device) for device in self._actor_devices]
@@ -77,7 +82,12 @@ class DistributedActorsProgram(LearnerProgram):
     def _make_player(self, run_key: Key, seed: int, worker: int, failures: int) -> Player:
         # After a failure its episodes are others than those it began with.
         seed = (seed + failures * 0x9E3779B1) % 2**31
-        functions, index = self._functions[worker % len(self._functions)], worker * self._share
+        index = worker * self._share
+        if self._engine.apart:
+            sizes = self._share, self.sizes.rollout_length
+            fragment = PlayerFragment(self.agent, self.env, *sizes, seed, index, run_key)
+            return PlayerElsewhere(self._engine, f"podium-player-{worker}", fragment, self._placement.worker_timeout)
+        functions = self._functions[worker % len(self._functions)]
         if isinstance(functions, CompiledFused):
             return FusedPlayer(functions, seed, index, run_key)
         return HostPlayer(self.env, seed, index, 1, functions, run_key)
@@ -105,12 +115,18 @@ class DistributedActorsProgram(LearnerProgram):
         )
 
     def _on_worker(self) -> list[jax.Device | None]:
-        """Return for each environment the device that its rollouts come from."""
+        """Return for each environment the device that its rollouts come from; None is another process."""
+        if self._engine.apart:
+            return [None] * self._own_envs
         return [self._actor_devices[i // self._share % len(self._actor_devices)] for i in range(self._own_envs)]
 
     def bytes_per_update(self) -> dict[str, int]:
         """Return what moves in an update, from the shapes that are compiled for; single numbers are left out."""
         return {**self._acting_bytes(), **self._bytes_learning(self._on_worker())}
+
+    def _parameter_bytes(self) -> int:
+        """Return the bytes of the parameters that go to devices, or to every worker in a process of its own."""
+        return super()._parameter_bytes() * (self._placement.workers if self._engine.apart else 1)
 
     def _acting_bytes(self) -> dict[str, int]:
         """Return what goes up and comes down for host environments; nothing does for pure ones."""

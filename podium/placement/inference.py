@@ -24,6 +24,7 @@ from podium.agent import Agent, fresh_carry
 from podium.host import HostEnv
 from podium.placement.acting import SUMS, Acting, Group, Rows
 from podium.placement.actors import POLL_SECONDS, Piece, Restarts, Slot, Stopped, Watched
+from podium.placement.engine import EngineError
 from podium.placement.table import nbytes
 from podium.types import Array, EnvSpec, Key, PyTree, Trajectory
 
@@ -205,7 +206,7 @@ class Stepper(Watched):
             while True:
                 try:
                     self._step_on()
-                except Stopped:
+                except (Stopped, EngineError):
                     raise
                 except Exception as error:
                     if not self._restarts.take():

@@ -11,8 +11,8 @@ import dataclasses
 import functools
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,23 @@ from podium.host import HostEnvs
 from podium.placement import program
 from podium.placement.actors import POLL_SECONDS, STOP_SECONDS, Restarts, Watch, end_threads
 from podium.placement.devices import Devices, resolve_devices
+from podium.placement.engine import Engine, Handle, resolve_engine
 from podium.placement.explanation import Explanation
 from podium.placement.program import RunState, Sizes
 from podium.placement.table import Move, Role, device_name, nbytes, numbers
-from podium.placement.workers import Compiled, Cut, Server, Story, Worker
+from podium.placement.workers import (
+    Compiled,
+    Cut,
+    Fragment,
+    Server,
+    Shapes,
+    Story,
+    Worker,
+    at,
+    jit,
+    lower,
+    make_fragment,
+)
 from podium.types import Key, Metrics, PyTree
 
 
@@ -36,11 +49,12 @@ from podium.types import Key, Metrics, PyTree
 class ParameterServer:
     """Let workers take gradients, each at its own pace, and one server apply them as they come.
 
-    Deliberate differences from the papers. Workers are threads of one process. The parameters are in one piece, on one
-    device, and gradients are applied under a lock; reading needs none, as arrays never change. So every gradient is
-    taken at a State that was whole at some time, and no two are ever mixed, as they may be in A3C and Hogwild (Niu et
-    al. 2011). A worker reads the newest State before every gradient, not once a rollout as in A3C. The optimiser's
-    statistics are the server's, shared by all.
+    Deliberate differences from the papers. Workers are threads of one process; what they compute with may live in
+    processes of its own (`engine`), on one machine or several, while the server stays here. The parameters are in one
+    piece, on one device, and gradients are applied under a lock; reading needs none, as arrays never change. So every
+    gradient is taken at a State that was whole at some time, and no two are ever mixed, as they may be in A3C and
+    Hogwild (Niu et al. 2011). A worker reads the newest State before every gradient, not once a rollout as in A3C. The
+    optimiser's statistics are the server's, shared by all.
 
     An update is one iteration of every worker, `num_envs * rollout_length` steps, in any order. Each worker has a
     replay of its own, of the agent's capacity, as in Gorila, and learns once that is filled as the agent asks; lanes
@@ -58,7 +72,11 @@ class ParameterServer:
       worker_timeout: seconds without a step after which a worker counts as hung and the run ends. A rollout is one
         step and so is a gradient: allow for the longer of them.
       restarts: iterations that failed and may be repeated, in the whole run; 0 ends the run at the first. The rollout
-        that failed is dropped; gradients that it gave before stay applied. Costs a copy of the replay an iteration.
+        that failed is dropped; gradients that it gave before stay applied. Costs a copy of the replay an iteration. A
+        worker whose process is gone gets another, whose environments and replay stand where the chunk began.
+      engine: where environments, replays and gradients are: "threads" has them in this process; "ray" has those of
+        each worker in a Ray actor (`podium.launch`). States, gradients and trajectories then travel, and after every
+        chunk what a checkpoint holds of the workers: where their environments stand, and their replays.
     """
 
     workers: int = 4
@@ -67,6 +85,7 @@ class ParameterServer:
     late: Literal["drop", "weigh"] = "drop"
     worker_timeout: float = 60.0
     restarts: int = 0
+    engine: Engine | Literal["threads", "ray"] = "threads"
 
     def build(
         self,
@@ -93,7 +112,8 @@ class ParameterServer:
         return ParameterServerProgram(self, agent, env, Sizes(num_envs, rollout_length, 1, lanes), devices)
 
     def _devices(self) -> list[jax.Device]:
-        return resolve_devices(self.devices)[: self.workers]
+        """Return the devices of this process that are used: the server's, and the workers' if they are here."""
+        return resolve_devices(self.devices)[: 1 if resolve_engine(self.engine).apart else self.workers]
 
     def _lanes(self, agent: Agent, env: Env, num_envs: int, rollout_length: int, requested: int | None) -> int:
         """Return the lanes of all workers together; each has as many."""
@@ -125,7 +145,8 @@ class ParameterServer:
         """Say in a table and a drawing who runs where and what moves; the program knows the numbers."""
         self._check()
         devices = self._devices()
-        away = sum(number % len(devices) > 0 for number in range(self.workers))
+        apart = resolve_engine(self.engine).apart
+        away = sum(apart or number % len(devices) > 0 for number in range(self.workers))
         amounts: dict[str, int | str] = dict.fromkeys(_WAYS, 0)
         if away:
             amounts = {
@@ -137,7 +158,9 @@ class ParameterServer:
 
     def _explain(self, devices: list[jax.Device], shares: list[str], amounts: Mapping[str, int | str]) -> Explanation:
         roles = [Role("server", device_name(devices[0]), "the agent's state; applies gradients one by one")]
-        places = [device_name(devices[number % len(devices)]) for number in range(self.workers)]
+        apart = resolve_engine(self.engine).apart
+        where = lambda number: "Ray actor" if apart else device_name(devices[number % len(devices)])  # noqa: E731
+        places = [where(number) for number in range(self.workers)]
         roles += [Role("worker", place, share) for place, share in zip(places, shares, strict=True)]
         moves = [Move(name, way, amounts[name]) for name, way in _WAYS.items()] if any(amounts.values()) else []
         if self.max_lag is None:
@@ -156,18 +179,6 @@ class ParameterServer:
 _WAYS = {"gradients": "workers to server", "states": "server to workers", "trajectories": "workers to server"}
 
 
-class _Shapes(NamedTuple):
-    """Of what an iteration of one worker is given and makes: `play` and `take` are arguments of `Cut`'s functions."""
-
-    state: PyTree
-    play: tuple[Any, ...]
-    take: tuple[Any, ...]
-    trajectory: PyTree
-    gradient: PyTree
-    steps: int
-    metrics: Metrics
-
-
 class ParameterServerProgram:
     """The compiled pieces of an iteration, and the threads that do them; a `Program`."""
 
@@ -179,8 +190,11 @@ class ParameterServerProgram:
         self._own = Sizes(sizes.num_envs // number, sizes.rollout_length, 1, sizes.num_lanes // number)
         self._cut = Cut(agent, env, self._own, number)
         self._restarts = Restarts(placement.restarts)
+        self._engine = resolve_engine(placement.engine)
         self._lowered: dict[tuple[str, jax.Device], Any] = {}
-        self._compiled: dict[jax.Device, Compiled] = {}
+        self._handles: list[Handle] = []
+        self._is_compiled = False
+        self._left: Any = None
         self._workers: list[Worker] = []
         self._stop = threading.Event()
 
@@ -210,64 +224,63 @@ class ParameterServerProgram:
         """Return the state's shapes, dtypes and shardings."""
         shapes, replay = jax.eval_shape(self._start, jax.random.key(0)), jax.eval_shape(self._empty_replay)
         places = [self._device(worker) for worker in range(self._cut.num_workers)]
-        replays = () if self.agent.replay is None else tuple(_at(replay, device) for device in places)
-        rollouts = tuple(_at(own, device) for own, device in zip(shapes.rollout, places, strict=True))
-        return _at(shapes._replace(rollout=()), self.devices[0])._replace(replay=replays, rollout=rollouts)
+        replays = () if self.agent.replay is None else tuple(at(replay, device) for device in places)
+        rollouts = tuple(at(own, device) for own, device in zip(shapes.rollout, places, strict=True))
+        return at(shapes._replace(rollout=()), self.devices[0])._replace(replay=replays, rollout=rollouts)
 
     @functools.cached_property
-    def _shapes(self) -> _Shapes:
+    def _shapes(self) -> Shapes:
         """Trace an iteration of one worker, once, for its shapes."""
-        state = self.abstract_state()
-        number = jax.ShapeDtypeStruct((), np.int32)
-        replay = state.replay[0] if state.replay else ()
-        mine = state.key, number, number, number
-        rollout: Any = state.rollout
-        play = *mine, state.agent, rollout[0], replay
-        played = jax.eval_shape(self._cut.play, *play)
-        take = *mine, state.agent, played.replay, played.plan
-        gradient, steps = self._cut.gradients(*take[4:])
-        metrics = jax.eval_shape(self._cut.take, *take).metrics
-        return _Shapes(state.agent, play, take, played.trajectory, gradient, steps, metrics)
+        return self._cut.shapes()
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether an iteration leaves what it began with as it was, because it may be repeated."""
+        return self._placement.restarts > 0
 
     def lower(self) -> None:
-        """Trace every piece, once, without compiling it."""
+        """Trace every piece of this process, once, without compiling it."""
         if self._lowered:
             return
         began = time.perf_counter()
-        # Where an iteration may be repeated, it must find what it began with.
-        keeps = self._placement.restarts > 0
         shapes = self._shapes
-        for device in self.devices:
-            play = _jit(self._cut.play, device, () if keeps else (5, 6))
-            take = _jit(self._cut.take, device, (5,) if self._cut.new_priorities and not keeps else ())
-            self._lowered["play", device] = play.lower(*_at(shapes.play, device))
-            self._lowered["take", device] = take.lower(*_at(shapes.take, device))
+        for device in [] if self._engine.apart else self.devices:
+            for name, piece in lower(self._cut, shapes, device, self._keeps).items():
+                self._lowered[name, device] = piece
         first = self.devices[0]
         apply = shapes.state, shapes.gradient, jax.ShapeDtypeStruct((), np.float32)
-        self._lowered["apply", first] = _jit(self._cut.apply, first).lower(*_at(apply, first))
+        self._lowered["apply", first] = jit(self._cut.apply, first).lower(*at(apply, first))
         observe = shapes.state, shapes.trajectory
-        self._lowered["observe", first] = _jit(self.agent.observe, first).lower(*_at(observe, first))
+        self._lowered["observe", first] = jit(self.agent.observe, first).lower(*at(observe, first))
         self.compile_seconds += time.perf_counter() - began
 
     def compile(self) -> None:
-        """Trace and compile every piece, once."""
-        if self._compiled:
+        """Trace and compile every piece, once, and place the workers' fragments."""
+        if self._is_compiled:
             return
         self.lower()
         began = time.perf_counter()
+        if self._engine.apart:
+            self._place(lambda worker: functools.partial(make_fragment, self._cut, worker, self._keeps))
         # Each device has a program of its own; XLA compiles them side by side.
         with concurrent.futures.ThreadPoolExecutor() as threads:
             done = dict(
                 zip(self._lowered, threads.map(lambda lowered: lowered.compile(), self._lowered.values()), strict=True)
             )
         self._apply, self._observe = done["apply", self.devices[0]], done["observe", self.devices[0]]
-        steps, metrics = self._shapes.steps, self._shapes.metrics
-        compiled = {
-            device: Compiled(self._cut, device, done["play", device], done["take", device], steps, metrics)
-            for device in self.devices
-        }
-        self._compiled = compiled
+        if not self._engine.apart:
+            pieces = {device: (done["play", device], done["take", device]) for device in self.devices}
+            on = {device: Compiled(self._cut, device, *both) for device, both in pieces.items()}
+            self._place(lambda worker: lambda: Fragment(on[self._device(worker)], worker))
+        self._is_compiled = True
         self.compile_seconds += time.perf_counter() - began
+
+    def _place(self, make: Callable[[int], Callable[[], Fragment]]) -> None:
+        """Place the fragments of all workers, and wait until they stand: they compile at the same time."""
+        for worker in range(self._cut.num_workers):
+            self._handles.append(self._engine.place(f"podium-worker-{worker}", make(worker)))
+        for answer in [handle.start("ready") for handle in self._handles]:
+            answer.result(lambda: None)
 
     def chunk(self, state: RunState, num_updates: int) -> tuple[RunState, Metrics]:
         """Let every worker do `num_updates` iterations, and end their threads; consumes `state`.
@@ -293,38 +306,47 @@ class ParameterServerProgram:
         self._stop = stop = threading.Event()
         rollouts: Any = state.rollout
         replays = state.replay or [()] * placement.workers
+        # Fragments stand where the last chunk left them, unless this state is of another one.
+        begins, self._left = self._left is None or self._left is not state.rollout, None
         self._workers = [
             Worker(
                 number,
-                self._compiled[device := self._device(number)],
+                handle,
+                self._shapes,
+                placement.workers,
                 server,
-                jax.device_put(state.key, device),
+                state.key,
                 start,
                 num_updates,
-                rollouts[number],
-                replays[number],
+                (rollouts[number], replays[number]),
+                begins,
                 self._restarts,
                 stop,
             )
-            for number in range(placement.workers)
+            for number, handle in enumerate(self._handles)
         ]
         try:
             for worker in self._workers:
                 worker.start()
             self._wait()
         finally:
-            self.close()
+            self._end_threads()
         rows = [_row(stories) for stories in zip(*(worker.stories for worker in self._workers), strict=True)]
         seen = [story.finite.all() for worker in self._workers for story in worker.stories]
         following = RunState(
             state.key,
             jax.device_put(jnp.int32(start + num_updates), self.devices[0]),
             server.newest().state,
-            tuple(worker.replay for worker in self._workers) if state.replay else (),
-            tuple(worker.rollout_state for worker in self._workers),
+            self._here(worker.standing[1] for worker in self._workers) if state.replay else (),
+            self._here(worker.standing[0] for worker in self._workers),
         )
+        self._left = following.rollout
         finite = np.array([bool(program.all_finite(following.agent)), all(seen)])
         return following, {**jax.tree.map(lambda *x: np.stack(x), *rows), "finite": finite}
+
+    def _here(self, trees: Iterable[PyTree]) -> tuple[PyTree, ...]:
+        """Return a tree of every worker as the state holds it: on a device of this process."""
+        return tuple(jax.device_put(tree, self._device(worker)) for worker, tree in enumerate(trees))
 
     def _wait(self) -> None:
         """Wait for the workers; raises ActorError for one that died or hung."""
@@ -338,9 +360,14 @@ class ParameterServerProgram:
                 else:
                     watch.look(alive)
 
-    def close(self) -> None:
-        """End the threads; one that hangs in native code is left behind as a daemon."""
+    def _end_threads(self) -> None:
         end_threads(self._workers, self._stop, STOP_SECONDS)
+
+    def close(self) -> None:
+        """End threads and fragments; a thread that hangs in native code is left behind as a daemon."""
+        self._end_threads()
+        for handle in self._handles:
+            handle.close()
 
     def agent_state(self, state: RunState) -> PyTree:
         """Return the agent's State within `state`."""
@@ -363,7 +390,8 @@ class ParameterServerProgram:
 
     def bytes_per_update(self) -> dict[str, int]:
         """Return what moves between devices in an update, from shapes; of states the most that may."""
-        away = sum(self._device(worker) != self.devices[0] for worker in range(self._cut.num_workers))
+        workers = range(self._cut.num_workers)
+        away = sum(self._engine.apart or self._device(worker) != self.devices[0] for worker in workers)
         shapes = self._shapes
         return {
             "gradients": away * shapes.steps * nbytes(shapes.gradient),
@@ -371,17 +399,6 @@ class ParameterServerProgram:
             "states": away * (shapes.steps + 1) * nbytes(shapes.state),
             "trajectories": away * nbytes(shapes.trajectory),
         }
-
-
-def _jit(function: Callable[..., Any], device: jax.Device, donated: tuple[int, ...] = ()) -> Any:
-    here = SingleDeviceSharding(device)
-    return jax.jit(function, in_shardings=here, out_shardings=here, donate_argnums=donated)
-
-
-def _at(tree: PyTree, device: jax.Device) -> Any:
-    """Return the shapes of `tree` on `device`."""
-    here = SingleDeviceSharding(device)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree)
 
 
 def _row(stories: tuple[Story, ...]) -> dict[str, np.ndarray]:

@@ -11,6 +11,7 @@ import math
 import queue
 from collections.abc import Mapping
 from functools import partial
+from typing import Literal
 
 import jax
 
@@ -22,9 +23,11 @@ from podium.placement import program
 from podium.placement.acting import Acting, Compiled, HostPlayer
 from podium.placement.actors import Actor, Piece, take
 from podium.placement.devices import Devices, resolve_apart
+from podium.placement.engine import Engine
 from podium.placement.explanation import Explanation
 from podium.placement.learner import LearnerProgram, choose_lanes, fresh, host_shapes
 from podium.placement.program import Sizes
+from podium.placement.ray_envs import place_envs
 from podium.placement.table import Move, Role, device_name, numbers
 from podium.types import Key, PyTree
 
@@ -45,6 +48,8 @@ class Sebulba:
       max_lag: a rollout whose parameters are more than so many updates old is dropped; None keeps all.
       lockstep: each rollout waits for the parameters of the update before it, as if fused.
       actor_timeout: seconds without a step after which a thread counts as hung and the run ends.
+      engine: where environments are stepped: "threads" steps them in this process; "ray" steps those of each group in a
+        Ray actor, a process of its own (`podium.launch`), and observations and actions travel.
     """
 
     actor_devices: Devices = None
@@ -56,6 +61,7 @@ class Sebulba:
     max_lag: int | None = None
     lockstep: bool = False
     actor_timeout: float = 60.0
+    engine: Engine | Literal["threads", "ray"] = "threads"
 
     def build(
         self,
@@ -73,7 +79,7 @@ class Sebulba:
         if seeds != 1:
             raise ValueError(f"seeds={seeds}: Sebulba runs one seed; start several processes for several.")
         self._check()
-        envs = env if isinstance(env, HostEnvs) else on_host(env)
+        envs = place_envs(env if isinstance(env, HostEnvs) else on_host(env), self.engine, self.actor_timeout)
         actors, learners = self.devices()
         threads = distributed.num_processes() * len(actors) * self.actor_threads
         per_thread = self._envs_per_thread(num_envs, threads, len(learners))

@@ -1,5 +1,8 @@
 """Workers and their server: threads that play and take gradients, and one state that the gradients move as they come.
 
+A worker is a thread and a `Fragment`: the thread reads from the server, brings to it, and repeats what failed; the
+fragment holds environments and replay, and computes. The fragment may live in another process; see `engine`.
+
 The arithmetic is that of `podium.learn.learn`, which is cut at the gradient by handing it an agent whose `apply` keeps
 the gradient instead of using it: keys, shuffles and minibatches stand there once, for this placement as for all.
 """
@@ -17,6 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from podium import episodes, keys
 from podium.agent import Agent, Plan
@@ -24,6 +28,7 @@ from podium.env import Env
 from podium.learn import Learned, learn
 from podium.placement import program
 from podium.placement.actors import POLL_SECONDS, Restarts, Stopped, Watched
+from podium.placement.engine import EngineError, Handle, LostError
 from podium.placement.program import Sizes
 from podium.rollout import RolloutState, rollout
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
@@ -58,6 +63,18 @@ class Taken(NamedTuple):
     finite: Array
     metrics: Metrics
     replay: PyTree
+
+
+class Shapes(NamedTuple):
+    """Of what an iteration of one worker is given and makes: `play` and `take` are arguments of `Cut`'s functions."""
+
+    state: PyTree
+    play: tuple[Any, ...]
+    take: tuple[Any, ...]
+    trajectory: PyTree
+    gradient: PyTree
+    steps: int
+    metrics: Metrics
 
 
 class _Held(NamedTuple):
@@ -146,6 +163,18 @@ class Cut:
             observe=lambda state, plan: state,
             replay=self.agent.replay and self.agent.replay._replace(add=lambda replay, items: replay),
         )
+
+    def shapes(self) -> Shapes:
+        """Trace an iteration for its shapes."""
+        start = jax.eval_shape(lambda key: program.start(key, self.agent, self.env, self.sizes), jax.random.key(0))
+        number = jax.ShapeDtypeStruct((), np.int32)
+        mine = start.key, number, number, number
+        play = *mine, start.agent, start.rollout, start.replay
+        played = jax.eval_shape(self.play, *play)
+        take = *mine, start.agent, played.replay, played.plan
+        gradient, steps = self.gradients(*take[4:])
+        metrics = jax.eval_shape(self.take, *take).metrics
+        return Shapes(start.agent, play, take, played.trajectory, gradient, steps, metrics)
 
     def apply(self, state: PyTree, gradient: PyTree, weight: Array) -> PyTree:
         """Return the State after a gradient, every number of which is multiplied by `weight`; 1 changes no bit."""
@@ -287,54 +316,151 @@ class Story(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """`Cut.play` and `Cut.take` compiled for a device; gradients an iteration, and the shapes of their metrics."""
+    """`Cut.play` and `Cut.take` compiled for a device."""
 
     cut: Cut
     device: jax.Device
     play: Callable[..., Played]
     take: Callable[..., Taken]
-    steps: int
-    metrics: Metrics
+
+
+def lower(cut: Cut, shapes: Shapes, device: jax.Device, keeps: bool) -> dict[str, Any]:
+    """Trace `Cut.play` and `Cut.take` for a device; `keeps` what an iteration began with, for repeating it."""
+    play = jit(cut.play, device, () if keeps else (5, 6))
+    take = jit(cut.take, device, (5,) if cut.new_priorities and not keeps else ())
+    return {"play": play.lower(*at(shapes.play, device)), "take": take.lower(*at(shapes.take, device))}
+
+
+def jit(function: Callable[..., Any], device: jax.Device, donated: tuple[int, ...] = ()) -> Any:
+    """Return `function` jitted for a device."""
+    here = SingleDeviceSharding(device)
+    return jax.jit(function, in_shardings=here, out_shardings=here, donate_argnums=donated)
+
+
+def at(tree: PyTree, device: jax.Device) -> Any:
+    """Return the shapes of `tree` on `device`."""
+    here = SingleDeviceSharding(device)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree)
+
+
+class Rolled(NamedTuple):
+    """What a rollout gives to others than its own worker; see `Played`."""
+
+    trajectory: Trajectory
+    ready: bool
+    episodes: Metrics
+    finite: Array
+
+
+class Fragment:
+    """The part of a worker that computes: environments, a replay, and the functions of its device.
+
+    A State of None stands for the one given last, so that none is brought twice.
+
+    Args:
+      compiled: functions of its device.
+      worker: number of this worker.
+    """
+
+    def __init__(self, compiled: Compiled, worker: int):
+        self._compiled, self._worker = compiled, np.int32(worker)
+        self._state: PyTree = None
+
+    def ready(self) -> None:
+        """Say that it is made."""
+
+    def begin(self, run_key: Key, rollout_state: RolloutState, replay: PyTree) -> None:
+        """Let the environments and the replay stand so."""
+        self._run_key, self._rollout, self._replay = self._put((run_key, rollout_state, replay))
+
+    def play(self, number: int, version: int, state: PyTree | None) -> Rolled:
+        """Collect iteration `number`; nothing stands otherwise than before until `settle`."""
+        self._bring(state)
+        self._mine = self._run_key, np.int32(number), self._worker
+        played = self._compiled.play(*self._mine, np.int32(version), self._state, self._rollout, self._replay)
+        self._played, self._learnt = played, played.replay
+        return Rolled(played.trajectory, bool(played.ready), played.episodes, played.finite)
+
+    def take(self, step: int, state: PyTree | None) -> tuple[PyTree, bool, Metrics]:
+        """Take a gradient from what was played; returns it, whether all of it is finite, and its metrics."""
+        self._bring(state)
+        taken = self._compiled.take(*self._mine, np.int32(step), self._state, self._learnt, self._played.plan)
+        if self._compiled.cut.new_priorities:
+            self._learnt = taken.replay
+        return taken.gradient, bool(taken.finite), taken.metrics
+
+    def settle(self) -> None:
+        """Let everything stand as after what was played."""
+        self._rollout, self._replay = self._played.rollout, self._learnt
+
+    def standing(self) -> tuple[RolloutState, PyTree]:
+        """Return where the environments stand, and the replay."""
+        return self._rollout, self._replay
+
+    def _bring(self, state: PyTree | None) -> None:
+        if state is not None:
+            self._state = self._put(state)
+
+    def _put(self, tree: PyTree) -> PyTree:
+        # What comes from another process is copied: it would be used in place, and cannot be donated then.
+        travelled = any(isinstance(x, np.ndarray) for x in jax.tree.leaves(tree))
+        return jax.device_put(tree, self._compiled.device, may_alias=False if travelled else None)
+
+
+def make_fragment(cut: Cut, worker: int, keeps: bool) -> Fragment:
+    """Return a fragment with functions of its own, on the first device of this process."""
+    device = jax.devices()[0]
+    lowered = lower(cut, cut.shapes(), device, keeps)
+    return Fragment(Compiled(cut, device, **{name: piece.compile() for name, piece in lowered.items()}), worker)
 
 
 class Worker(Watched):
-    """Does a number of iterations with environments of its own: plays, takes gradients, and brings them to the server.
+    """Does a number of iterations: lets a fragment play and take gradients, and brings them to the server.
 
     Args:
       number: of this worker.
-      compiled: functions of its device.
+      handle: of its fragment.
+      shapes: of an iteration.
+      num_workers: of the run.
       server: to read from and bring to.
-      run_key: of the run, on its device.
+      run_key: of the run.
       start: number of its first iteration.
       count: of its iterations.
-      rollout_state: where its environments stand.
-      replay: of its own, or `()`.
+      standing: where its environments stand, and its replay, or `()`; a fragment that is lost begins there again.
+      begins: whether its fragment is not there yet.
       restarts: shared with the others.
       stop: set when the run is over.
+
+    Attributes:
+      standing: likewise, after the last iteration once it is done.
     """
 
     def __init__(
         self,
         number: int,
-        compiled: Compiled,
+        handle: Handle,
+        shapes: Shapes,
+        num_workers: int,
         server: Server,
         run_key: Key,
         start: int,
         count: int,
-        rollout_state: RolloutState,
-        replay: PyTree,
+        standing: tuple[RolloutState, PyTree],
+        begins: bool,
         restarts: Restarts,
         stop: threading.Event,
     ):
         super().__init__(f"podium-worker-{number}")
         self.done = False
         self.stories: list[Story] = []
-        self.rollout_state, self.replay = rollout_state, replay
-        self._number, self._compiled, self._server, self._run_key = number, compiled, server, run_key
-        self._start, self._count, self._restarts, self._stop_event = start, count, restarts, stop
+        self.standing = standing
+        self._handle, self._shapes, self._num_workers, self._server = handle, shapes, num_workers, server
+        self._run_key, self._start, self._count, self._begins = run_key, start, count, begins
+        self._restarts, self._stop_event = restarts, stop
         # Every worker begins with the State that the chunk begins with, however late its thread starts.
         self._newest = server.newest()
-        self._here = self._newest._replace(state=jax.device_put(self._newest.state, compiled.device))
+        self._sent: Newest | None = None
+        self._lost = False
 
     def run(self) -> None:
         """Do all iterations; an error is kept for the caller of the chunk to raise."""
@@ -342,6 +468,7 @@ class Worker(Watched):
             for number in range(self._start, self._start + self._count):
                 self.stories.append(self._persist(number))
                 self._newest = self._server.newest()
+            self.standing = self._fetch()
             self.done = True
         except Stopped:
             pass
@@ -353,49 +480,69 @@ class Worker(Watched):
         dropped = 0
         while True:
             try:
+                self._stand()
                 return self._iterate(number)._replace(dropped_rollouts=dropped)
-            except Stopped:
+            except (Stopped, EngineError):
                 raise
             except Exception as error:
                 if not self._restarts.take():
                     raise
                 dropped += 1
-                self._newest = self._server.newest()
+                self._newest, self._sent = self._server.newest(), None
+                self._lost = self._lost or isinstance(error, LostError)
                 print(f"{self.name} repeats iteration {number}, which died of {error!r}", file=sys.stderr)
 
+    def _stand(self) -> None:
+        """Let the fragment stand where the chunk began, if it does not stand anywhere yet, or is lost."""
+        if self._lost:
+            self._handle.restart()
+            self._lost, self._begins = False, True
+        if self._begins:
+            # Starting a process takes as long as its engine allows, and is no step that hangs.
+            self._handle.call("begin", self._run_key, *self.standing, waiting=self._step)
+            self._begins = False
+
+    def _fetch(self) -> tuple[RolloutState, PyTree]:
+        """Return what stands in the fragment; if that is lost now, where the chunk began."""
+        try:
+            return self._call("standing")
+        except LostError as error:
+            if not self._restarts.take():
+                raise
+            print(f"{self.name} goes back to where this chunk began, for {error}", file=sys.stderr)
+            self.stories[-1] = self.stories[-1]._replace(dropped_rollouts=self.stories[-1].dropped_rollouts + 1)
+            self._lost = True
+            self._stand()
+            return self.standing
+
     def _iterate(self, number: int) -> Story:
-        began, compiled = time.perf_counter(), self._compiled
-        mine = self._run_key, np.int32(number), np.int32(self._number)
-        newest = self._bring(self._newest)
+        began, steps = time.perf_counter(), self._shapes.steps
         # The version in a trajectory counts updates: iterations of all workers together.
-        version = np.int32(newest.iterations // compiled.cut.num_workers)
-        played = compiled.play(*mine, version, newest.state, self.rollout_state, self.replay)
-        replay, ready = played.replay, bool(played.ready)
+        version = self._newest.iterations // self._num_workers
+        rolled: Rolled = self._call("play", number, version, self._unsent(self._newest))
         self._step()
         rows, given, nonfinite, waited, served = [], [], 0, 0.0, 0.0
-        for step in range(compiled.steps if ready else 0):
-            newest = self._bring(self._server.newest())
-            taken = compiled.take(*mine, np.int32(step), newest.state, replay, played.plan)
-            replay = taken.replay if compiled.cut.new_priorities else replay
-            finite = bool(taken.finite)
+        for step in range(steps if rolled.ready else 0):
+            newest = self._server.newest()
+            gradient, finite, metrics = self._call("take", step, self._unsent(newest))
             self._step()
             asked = time.perf_counter()
-            given.append(self._server.give(taken.gradient, newest.version, finite, self._step))
+            given.append(self._server.give(gradient, newest.version, finite, self._step))
             waited += time.perf_counter() - asked
             nonfinite += not finite
-            rows.append(taken.metrics)
+            rows.append(metrics)
             self._step()
         asked = time.perf_counter()
-        served = self._server.observe(played.trajectory, self._step) + sum(each.seconds for each in given)
+        served = self._server.observe(rolled.trajectory, self._step) + sum(each.seconds for each in given)
         waited += time.perf_counter() - asked
         # Here the iteration counts as done, and not before: what failed above is repeated from where it began.
-        self.rollout_state, self.replay = played.rollout, replay
+        self._call("settle")
         self._step()
         return Story(
             metrics=self._stack(jax.device_get(rows)),
             # Copied: views of a CPU's buffers would hold those.
-            episodes=jax.tree.map(np.array, played.episodes),
-            finite=np.array(played.finite),
+            episodes=jax.tree.map(np.array, rolled.episodes),
+            finite=np.array(rolled.finite),
             lags=[each.lag for each in given if each.applied],
             late=sum(each.late for each in given),
             dropped=sum(each.late and not each.applied for each in given),
@@ -404,19 +551,27 @@ class Worker(Watched):
             seconds=(time.perf_counter() - began, waited, served),
         )
 
-    def _bring(self, newest: Newest) -> Newest:
-        """Return `newest` on the device of this worker; what is there already is not brought again."""
-        if (newest.version, newest.iterations) != self._here[1:]:
-            self._here = newest._replace(state=jax.device_put(newest.state, self._compiled.device))
-        return self._here
+    def _unsent(self, newest: Newest) -> PyTree | None:
+        """Return the State to send to the fragment; None where that is what it has."""
+        if self._sent is not None and self._sent[1:] == newest[1:]:
+            return None
+        self._sent = newest
+        return newest.state
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        return self._handle.call(method, *arguments, waiting=self._look)
 
     def _stack(self, rows: list[Metrics]) -> dict[str, np.ndarray]:
         if not rows:
-            return {name: np.full((1, *x.shape), np.nan, x.dtype) for name, x in self._compiled.metrics.items()}
+            return {name: np.full((1, *x.shape), np.nan, x.dtype) for name, x in self._shapes.metrics.items()}
         return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
     def _step(self) -> None:
         """Say that a step is done, or that it waits for another worker, and is well."""
         self.progress += 1
+        self._look()
+
+    def _look(self) -> None:
+        """Leave off if the run is over."""
         if self._stop_event.is_set():
             raise Stopped
