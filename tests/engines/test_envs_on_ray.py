@@ -47,12 +47,10 @@ def test_they_keep_the_contract() -> None:
     check_host_env(on_ray(catch()), num_envs=4, num_steps=30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "placement",
-    [
-        SEBULBA,
-        pytest.param(podium.CentralInference(envs_per_worker=4, devices=1, lockstep=True), marks=pytest.mark.slow),
-    ],
+    [SEBULBA, podium.CentralInference(envs_per_worker=4, devices=1, lockstep=True)],
     ids=lambda placement: type(placement).__name__,
 )
 def test_placements_learn_from_them_what_they_learn_from_those_here(placement: Any) -> None:

@@ -29,14 +29,11 @@ SIZES: dict[str, Any] = {"num_envs": 8, "rollout_length": 8, "eval_episodes": 8,
 PLACEMENT = podium.ParameterServer(1, devices=1)
 
 
-@pytest.mark.usefixtures("cluster")
-def test_it_returns_what_train_returns_and_the_cluster_that_was_joined_stays(cluster: Any) -> None:
-    arguments = {**SIZES, "num_steps": 4 * STEPS, "eval_every": 0}
+def test_it_trains_with_workers_elsewhere_and_the_cluster_that_was_joined_stays(cluster: Any, tmp_path: Path) -> None:
+    arguments = {**SIZES, "num_steps": 4 * STEPS, "eval_every": 0, "run_dir": tmp_path / "run"}
     result = podium.launch(A2C, "podium/Catch", placement=PLACEMENT, **arguments)
-    expected = podium.train(A2C, "podium/Catch", placement=PLACEMENT, **arguments)
-    for ours, theirs in zip(jax.tree.leaves(result.state), jax.tree.leaves(expected.state), strict=True):
-        np.testing.assert_allclose(ours, theirs, 1e-6, 1e-6)
-    assert result.summary["eval_return"] == expected.summary["eval_return"]
+    assert result.summary["env_steps"] == 4 * STEPS and float(result.state.env_steps) == 4 * STEPS
+    assert "Ray actor" in (tmp_path / "run" / "placement.txt").read_text()
     assert cluster.is_initialized()
     with pytest.raises(ValueError, match="This process has joined a Ray cluster already"):
         podium.launch(A2C, "podium/Catch", placement=PLACEMENT, address="auto", **arguments)
