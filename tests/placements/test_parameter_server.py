@@ -178,15 +178,19 @@ def test_the_server_applies_drops_and_weighs_by_lag() -> None:
 
 
 def hold_back(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Let the worker's first gradient of a run wait until another was applied."""
+    """Let the worker's first gradient of a run wait until another was applied, and others until it was taken."""
     give, held = Server.give, []
 
     def late(self: Server, gradient: Any, version: int, *rest: Any) -> Given:
-        if threading.current_thread().name == name and not held:
+        mine = threading.current_thread().name == name
+        if mine and not held:
             held.append(version)
-            deadline = time.monotonic() + 60
-            while self.newest().version == version and time.monotonic() < deadline:
-                time.sleep(0.001)
+            waits = lambda: self.newest().version == version  # noqa: E731
+        else:
+            waits = lambda: not held  # noqa: E731
+        deadline = time.monotonic() + 60
+        while waits() and time.monotonic() < deadline:
+            time.sleep(0.001)
         return give(self, gradient, version, *rest)
 
     monkeypatch.setattr(Server, "give", late)
