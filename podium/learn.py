@@ -124,6 +124,11 @@ def _learn_from_replay(
     replay = agent.replay
     assert replay is not None
     update_priorities = replay.update_priorities
+    if update_priorities and not hasattr(replay_state, "priorities"):
+        raise ValueError(
+            f"{agent.name}'s replay has update_priorities, but its state, a {type(replay_state).__name__}, no field "
+            "`priorities`, which alone that may change; keep there what it changes."
+        )
 
     def ranked_by(priorities: PyTree) -> PyTree:
         return replay_state._replace(priorities=priorities) if update_priorities else replay_state

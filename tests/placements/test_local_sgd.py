@@ -13,7 +13,7 @@ import pytest
 
 import podium
 from podium.agent import Agent
-from podium.agents import a2c, dqn, impala, ppo
+from podium.agents import a2c, apex, dqn, impala, ppo
 
 NUM_ENVS, LENGTH = 16, 8
 
@@ -26,6 +26,7 @@ AGENTS: dict[str, tuple[Agent, int]] = {
         dqn.make(dqn.Config(hidden_sizes=(16,), batch_size=32, num_updates=2, min_replay_size=256, n_step=3)),
         6,
     ),
+    "apex": (apex.make(apex.Config(hidden_sizes=(16,), batch_size=32, num_updates=2, min_replay_size=256)), 6),
 }
 
 

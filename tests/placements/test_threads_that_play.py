@@ -15,13 +15,14 @@ import pytest
 
 import podium
 from podium.agent import Agent
-from podium.agents import a2c, dqn, impala, ppo
+from podium.agents import a2c, apex, dqn, impala, ppo
 from podium.envs import make
 from podium.host import HostEnv, HostEnvs, on_host
 from podium.placement.actors import ActorError, Slot
 from podium.placement.inference import Server
 
 NUM_ENVS = 8
+REPLAY: dict[str, Any] = {"hidden_sizes": (16,), "batch_size": 32, "min_replay_size": 64, "buffer_capacity": 1024}
 
 AGENTS: dict[str, tuple[Agent, int, int]] = {
     "ppo": (ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2, learning_rate=1e-3)), 8, 3),
@@ -29,8 +30,13 @@ AGENTS: dict[str, tuple[Agent, int, int]] = {
     "a2c": (a2c.make(a2c.Config(hidden_sizes=(16,))), 8, 3),
     "impala lstm": (impala.make(impala.Config(hidden_sizes=(16,), memory="lstm", memory_size=16)), 8, 3),
     "dqn": (dqn.make(dqn.Config(hidden_sizes=(16,), batch_size=32, min_replay_size=64, buffer_capacity=1024)), 1, 14),
+    "apex": (
+        apex.make(apex.Config(hidden_sizes=(16,), batch_size=32, min_replay_size=64, buffer_capacity=1024)),
+        1,
+        14,
+    ),
 }
-SLOW_AGENTS = [pytest.param(name, marks=[pytest.mark.slow] * (name in ("ppo gru", "a2c"))) for name in AGENTS]
+SLOW_AGENTS = [pytest.param(name, marks=[pytest.mark.slow] * (name in ("ppo gru", "a2c", "apex"))) for name in AGENTS]
 
 IN_LOCKSTEP: dict[str, tuple[Any, bool]] = {
     "DistributedActors": (podium.DistributedActors(lockstep=True), False),
