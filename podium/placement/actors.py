@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import queue
 import sys
@@ -140,7 +141,81 @@ def end_threads(threads: Sequence[threading.Thread], stop: threading.Event, seco
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-class Actor(Watched):
+class Working(Watched, abc.ABC):
+    """A thread that works until the run ends; an error is kept for the learner to raise.
+
+    Args:
+      name: of the thread.
+      stop: set when the run is over.
+    """
+
+    def __init__(self, name: str, stop: threading.Event):
+        super().__init__(name)
+        self._stop_event = stop
+
+    @abc.abstractmethod
+    def _work(self) -> None:
+        """Work until `_tick` raises Stopped."""
+
+    def run(self) -> None:
+        """Work; called by `start`."""
+        try:
+            self._work()
+        except Stopped:
+            pass
+        except BaseException as error:  # Whatever it is, the learner must hear of it.
+            self.error = error
+
+    def _tick(self) -> None:
+        """Count a step; raises Stopped when the run is over."""
+        self.progress += 1
+        if self._stop_event.is_set():
+            raise Stopped
+
+
+class Persistent(Working):
+    """One whose work is rollout after rollout, and begins anew after a failure, as often as that is allowed.
+
+    Args:
+      name: of the thread.
+      stop: set when the run is over.
+      start: number of its first iteration.
+      restarts: failures that are still allowed, of all threads together; None allows none, and counts none.
+
+    Attributes:
+      iteration: that it is at.
+      failures: of it so far.
+      lost: those of them since the last rollout that was handed over.
+    """
+
+    def __init__(self, name: str, stop: threading.Event, start: int, restarts: Restarts | None):
+        super().__init__(name, stop)
+        self.iteration, self.failures, self.lost = start, 0, 0
+        self._restarts = restarts
+
+    @abc.abstractmethod
+    def _play(self) -> None:
+        """Make what is played with, and play from `iteration` on; calls `_handed_over` after each rollout."""
+
+    def _work(self) -> None:
+        while True:
+            try:
+                self._play()
+            except (Stopped, EngineError):
+                raise
+            except Exception as error:
+                if self._restarts is None or not self._restarts.take():
+                    raise
+                self.failures += 1
+                self.lost += 1
+                print(f"{self.name} begins anew, with iteration {self.iteration}: {error!r}", file=sys.stderr)
+
+    def _handed_over(self) -> None:
+        self.iteration += 1
+        self.lost = 0
+
+
+class Actor(Persistent):
     """Plays rollout after rollout, and waits where the learner does not keep up.
 
     Args:
@@ -167,47 +242,26 @@ class Actor(Watched):
         refresh_every: int = 1,
         restarts: Restarts | None = None,
     ):
-        super().__init__(f"podium-actor-{number}")
+        super().__init__(f"podium-actor-{number}", stop, start, restarts)
         self.pieces = pieces
-        self._make_player, self._start, self._slot, self._stop_event = make_player, start, slot, stop
-        self._lockstep, self._refresh_every, self._restarts = lockstep, refresh_every, restarts
+        self._make_player, self._start, self._slot = make_player, start, slot
+        self._lockstep, self._refresh_every = lockstep, refresh_every
         self._params: tuple[PyTree, int] | None = None
-        self._idle_seconds, self._iteration = 0.0, start
-        self._failures, self._lost = 0, 0
+        self._idle_seconds = 0.0
 
-    def run(self) -> None:
-        """Play until the run ends; an error is kept for the learner to raise."""
-        try:
-            while True:
-                try:
-                    self._play_on()
-                except (Stopped, EngineError):
-                    raise
-                except Exception as error:
-                    if self._restarts is None or not self._restarts.take():
-                        raise
-                    self._failures += 1
-                    self._lost += 1
-                    print(f"{self.name} begins anew, with iteration {self._iteration}: {error!r}", file=sys.stderr)
-        except Stopped:
-            pass
-        except BaseException as error:  # Whatever it is, the learner must hear of it.
-            self.error = error
-
-    def _play_on(self) -> None:
-        player = self._make_player(self._failures)
+    def _play(self) -> None:
+        player = self._make_player(self.failures)
         try:
             while True:
                 began = time.perf_counter()
                 params, version = self._newest()
                 idle = self._idle_seconds + time.perf_counter() - began
-                trajectories, sums = player.play(params, version, self._iteration, self._tick)
+                trajectories, sums = player.play(params, version, self.iteration, self._tick)
                 sums["actor_idle_seconds"] = idle
                 if self._restarts is not None:
-                    sums["dropped_rollouts"] = self._lost
+                    sums["dropped_rollouts"] = self.lost
                 self._hand_over(Piece(trajectories, version, sums))
-                self._iteration += 1
-                self._lost = 0
+                self._handed_over()
         finally:
             player.close()
 
@@ -216,14 +270,9 @@ class Actor(Watched):
 
         The first rollout takes whatever there is; in lockstep every other one waits for the update before it.
         """
-        if self._params is None or (self._iteration - self._start) % self._refresh_every == 0:
-            self._params = self._slot.get(self._iteration if self._lockstep else 0, self._stop_event)
+        if self._params is None or (self.iteration - self._start) % self._refresh_every == 0:
+            self._params = self._slot.get(self.iteration if self._lockstep else 0, self._stop_event)
         return self._params
-
-    def _tick(self) -> None:
-        self.progress += 1
-        if self._stop_event.is_set():
-            raise Stopped
 
     def _hand_over(self, piece: Piece) -> None:
         """Wait for a place in the queue. What it waited is counted with the next rollout: this one may be gone."""

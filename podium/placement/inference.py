@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,8 +22,7 @@ from podium import keys
 from podium.agent import Agent, fresh_carry
 from podium.host import HostEnv
 from podium.placement.acting import SUMS, Acting, Group, Rows
-from podium.placement.actors import POLL_SECONDS, Piece, Restarts, Slot, Stopped, Watched
-from podium.placement.engine import EngineError
+from podium.placement.actors import POLL_SECONDS, Persistent, Piece, Restarts, Slot, Stopped, Working
 from podium.placement.table import nbytes
 from podium.types import Array, EnvSpec, Key, PyTree, Trajectory
 
@@ -163,7 +161,7 @@ class Ring:
             self._condition.notify_all()
 
 
-class Stepper(Watched):
+class Stepper(Persistent):
     """Steps some environments, and waits for an action at every step.
 
     Args:
@@ -190,53 +188,31 @@ class Stepper(Watched):
         restarts: Restarts,
         stop: threading.Event,
     ):
-        super().__init__(f"podium-stepper-{number}")
-        self.columns, self.place, self.time, self.iteration = columns, 0, 0, start
+        super().__init__(f"podium-stepper-{number}", stop, start, restarts)
+        self.columns, self.place, self.time = columns, 0, 0
         self.asked = 0.0
         self.action: Any = None
         self._answered = threading.Lock()
         self._answered.acquire()
         self._make_env, self._first_index, self._ring, self._server = make_env, first_index, ring, server
-        self._restarts, self._stop_event = restarts, stop
-        self._failures = self._lost = 0
-
-    def run(self) -> None:
-        """Step until the run ends; an error is kept for the learner to raise."""
-        try:
-            while True:
-                try:
-                    self._step_on()
-                except (Stopped, EngineError):
-                    raise
-                except Exception as error:
-                    if not self._restarts.take():
-                        raise
-                    self._failures += 1
-                    self._lost += 1
-                    print(f"{self.name} begins anew, with iteration {self.iteration}: {error!r}", file=sys.stderr)
-        except Stopped:
-            pass
-        except BaseException as error:  # Whatever it is, the learner must hear of it.
-            self.error = error
 
     def answer(self, action: np.ndarray) -> None:
         """Give it the actions that it waits for; called by the server."""
         self.action = action
         self._answered.release()
 
-    def _step_on(self) -> None:
-        env = self._make_env(self._failures)
+    def _play(self) -> None:
+        env = self._make_env(self.failures)
         try:
             self._server.forget(self.columns)
             group = Group(env, self._first_index, (), self._ring.store.rows.result.next_obs is None)
             while True:
-                self._play(group)
-                self.iteration += 1
-                self._lost = 0
+                self._play_one(group)
+                self._handed_over()
         finally:
             env.close()
 
-    def _play(self, group: Group) -> None:
+    def _play_one(self, group: Group) -> None:
         """Play one rollout."""
         sums, slowest = dict.fromkeys(SUMS, 0.0), 0.0
         began = time.perf_counter()
@@ -261,18 +237,13 @@ class Stepper(Watched):
             self._tick()
         if rows.result.next_obs is None:
             write_obs(-1, group.obs)
-        sums["dropped_rollouts"] = self._lost
+        sums["dropped_rollouts"] = self.lost
         self._ring.leave(self.place, sums, {"inference_latency_max": slowest})
 
     def _wait(self) -> np.ndarray:
         while not self._answered.acquire(timeout=POLL_SECONDS):
             self._tick()  # It waits for the server, which is watched itself.
         return self.action
-
-    def _tick(self) -> None:
-        self.progress += 1
-        if self._stop_event.is_set():
-            raise Stopped
 
 
 def _writer(rows: PyTree) -> Callable[[int, PyTree], None]:
@@ -297,7 +268,7 @@ def _writer(rows: PyTree) -> Callable[[int, PyTree], None]:
     return write
 
 
-class Server(Watched):
+class Server(Working):
     """Acts for whoever waits: for as many as fit in a batch, and for fewer when the first has waited long enough.
 
     Args:
@@ -326,11 +297,11 @@ class Server(Watched):
         max_wait: float,
         stop: threading.Event,
     ):
-        super().__init__(f"podium-inference-{number}")
+        super().__init__(f"podium-inference-{number}", stop)
         self.requests: queue.SimpleQueue[Stepper] = queue.SimpleQueue()
         self._compiled, self._beginning, self._memory = compiled, memory, jax.tree.map(np.array, memory)
         self._first_index, self._run_key, self._ring, self._slot = first_index, run_key, ring, slot
-        self._batch_size, self._max_wait, self._stop_event = batch_size, max_wait, stop
+        self._batch_size, self._max_wait = batch_size, max_wait
         self._lock = threading.Lock()
         self._told = Served()
 
@@ -345,23 +316,15 @@ class Server(Watched):
             told, self._told = self._told, Served()
         return told
 
-    def run(self) -> None:
-        """Serve until the run ends; an error is kept for the learner to raise."""
-        try:
-            while True:
-                self._serve(*self._collect())
-        except Stopped:
-            pass
-        except BaseException as error:  # Whatever it is, the learner must hear of it.
-            self.error = error
+    def _work(self) -> None:
+        while True:
+            self._serve(*self._collect())
 
     def _collect(self) -> tuple[list[Stepper], float]:
         """Return whoever waits, and how long the first of them was kept waiting for others."""
         free = time.perf_counter()
         while True:
-            self.progress += 1
-            if self._stop_event.is_set():
-                raise Stopped
+            self._tick()
             try:
                 waiting = [self.requests.get(timeout=POLL_SECONDS)]
                 break

@@ -23,7 +23,7 @@ from podium.learn import num_updates
 from podium.networks import batch_groups
 from podium.placement import program
 from podium.placement.acting import SUMS, complete
-from podium.placement.actors import ActorError, Piece, Stopped, Watched
+from podium.placement.actors import ActorError, Piece, Watched, Working
 from podium.placement.distributed_program import DistributedActorsProgram
 from podium.placement.learner import account, join, zeros
 from podium.placement.limiter import Limiter
@@ -109,7 +109,7 @@ class Inserted(NamedTuple):
     dropped: int
 
 
-class Inserter(Watched):
+class Inserter(Working):
     """Puts rollouts into the replay as they come, as far as the limiter lets it.
 
     Args:
@@ -130,36 +130,24 @@ class Inserter(Watched):
         start: int,
         stop: threading.Event,
     ):
-        super().__init__("podium-inserter")
+        super().__init__("podium-inserter", stop)
         self.inserted: deque[Inserted] = deque()  # Until learning starts it takes one for every update.
         self.ready = False
         self._take, self._insert, self._limiter, self._items = take, insert, limiter, items
-        self._number, self._stop_event = start, stop
+        self._number = start
 
-    def run(self) -> None:
-        """Insert until the run ends; an error is kept for the learner to raise."""
-        try:
-            while True:
-                pieces, dropped = self._take()
-                self._limiter.insert(self._items, self._tick)
-                trajectory, ready = self._insert(self._number, pieces)
-                stories = [piece._replace(trajectories=[]) for piece in pieces]
-                self.inserted.append(Inserted(trajectory, stories, dropped))
-                self._number += 1
-                if ready:
-                    self._limiter.open()
-                    self.ready = True
-                self._tick()
-        except Stopped:
-            pass
-        except BaseException as error:  # Whatever it is, the learner must hear of it.
-            if not self._stop_event.is_set():
-                self.error = error
-
-    def _tick(self) -> None:
-        self.progress += 1
-        if self._stop_event.is_set():
-            raise Stopped
+    def _work(self) -> None:
+        while True:
+            pieces, dropped = self._take()
+            self._limiter.insert(self._items, self._tick)
+            trajectory, ready = self._insert(self._number, pieces)
+            stories = [piece._replace(trajectories=[]) for piece in pieces]
+            self.inserted.append(Inserted(trajectory, stories, dropped))
+            self._number += 1
+            if ready:
+                self._limiter.open()
+                self.ready = True
+            self._tick()
 
 
 class ReplayApartProgram(DistributedActorsProgram):
