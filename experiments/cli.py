@@ -168,7 +168,8 @@ class SebulbaFlags(RunFlags):
 
     def placement(self) -> Placement:
         """Return Sebulba as these flags say."""
-        names = [field.name for field in dataclasses.fields(podium.Sebulba)]
+        flags = {field.name for field in dataclasses.fields(self)}
+        names = [field.name for field in dataclasses.fields(podium.Sebulba) if field.name in flags]
         return podium.Sebulba(**{name: getattr(self, name) for name in names})
 
 

@@ -171,7 +171,7 @@ ray.init(num_cpus=2, object_store_memory=100 * 2**20, include_dashboard=False, l
 handle = RayEngine().place("podium-toy", Toy)
 print("pids", handle.call("pid", waiting=lambda: None), flush=True)
 answer = handle.start("sleep")
-listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True).stdout.splitlines()
+listed = subprocess.run(["ps", "-ewwo", "pid,ppid,args"], capture_output=True, text=True).stdout.splitlines()
 for pid, parent, args in (line.split(None, 2) for line in listed[1:]):
     if parent == str(os.getpid()) and "gcs_server" in args.split()[0]:
         os.kill(int(pid), signal.SIGKILL)

@@ -346,3 +346,9 @@ assert "too late" in podium.request_cpu_threads(2)
     environment = {**os.environ, "PYTHONPATH": f"{experiments}{os.pathsep}{experiments.parent}"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_flags_of_sebulba_make_it() -> None:
+    flags = cli.SebulbaFlags(actor_threads=3, max_lag=2, lockstep=True)
+    expected = podium.Sebulba(actor_devices=1, learner_devices=1, actor_threads=3, max_lag=2, lockstep=True)
+    assert flags.placement() == expected
