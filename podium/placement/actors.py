@@ -289,6 +289,11 @@ class Actor(Persistent):
                 return
 
 
+def seed_after(seed: int, failures: int) -> int:
+    """Return the seed of what is made anew: after a failure episodes are others than those before it."""
+    return (seed + failures * 0x9E3779B1) % 2**31
+
+
 def take(pieces: queue.Queue[Piece], watches: Sequence[Watch]) -> Piece:
     """Return the next piece of a queue; `watches` are of all threads that may fill it.
 

@@ -21,12 +21,12 @@ from podium.env import Env
 from podium.host import HostEnv, HostEnvs, on_host
 from podium.placement import inference, program
 from podium.placement.acting import Acting
-from podium.placement.actors import Piece, Restarts, Watched, take
+from podium.placement.actors import Piece, Restarts, Watched, seed_after, take
 from podium.placement.devices import Devices, resolve_devices
 from podium.placement.engine import Engine
 from podium.placement.explanation import Explanation
 from podium.placement.inference import Inference, Ring, Server, Stepper, sizes_of_batches
-from podium.placement.learner import LearnerProgram, choose_lanes, host_shapes
+from podium.placement.learner import LearnerProgram, choose_lanes, fresh, host_shapes
 from podium.placement.program import Sizes
 from podium.placement.ray_envs import place_envs
 from podium.placement.table import Move, Role, device_name, numbers
@@ -208,8 +208,7 @@ class CentralInferenceProgram(LearnerProgram):
         return [*self._servers, *(stepper for steppers in self._steppers for stepper in steppers)]
 
     def _make_env(self, seed: int, first_index: int, failures: int) -> HostEnv:
-        # After a failure its episodes are others than those it began with.
-        return self.env.make(self._placement.envs_per_worker, (seed + failures * 0x9E3779B1) % 2**31, first_index)
+        return self.env.make(self._placement.envs_per_worker, seed_after(seed, failures), first_index)
 
     def _take(self, number: int) -> tuple[list[Piece], int]:
         """Take a batch of rollouts of every device, copied to it."""
@@ -218,17 +217,11 @@ class CentralInferenceProgram(LearnerProgram):
             self._rings, self._servers, self._steppers, self.devices, strict=True
         ):
             watches = [self._watches[thread] for thread in (server, *steppers)]
-            while True:
-                piece = take(ring.finished, watches)
-                old = self._placement.max_lag is not None and number - piece.version > self._placement.max_lag
-                if not old:
-                    # A copy: the place in the ring is written again.
-                    trajectory = jax.device_put(piece.trajectories[0], device, may_alias=False)
-                    piece = piece._replace(trajectories=[jax.block_until_ready(trajectory)])
-                ring.release()
-                if not old:
-                    break
-                dropped += 1
+            piece, late = fresh(partial(take, ring.finished, watches), number, self._placement.max_lag, ring.release)
+            dropped += late
+            # A copy: the place in the ring is written again.
+            trajectory = jax.block_until_ready(jax.device_put(piece.trajectories[0], device, may_alias=False))
+            ring.release()
             served = server.story()
             each = self._placement.envs_per_worker
             most = {
@@ -236,7 +229,7 @@ class CentralInferenceProgram(LearnerProgram):
                 "inference_batch_mean": each * served.requests / max(served.batches, 1),
             }
             sums = {"server_seconds": served.seconds}
-            pieces.append(piece._replace(sums=piece.sums | sums, most=piece.most | most))
+            pieces.append(Piece([trajectory], piece.version, piece.sums | sums, piece.most | most))
         return pieces, dropped
 
     def explain(self) -> Explanation:

@@ -91,9 +91,7 @@ class DistributedActors:
             raise ValueError(f"replay_apart=True, but {agent.name} learns from no replay; leave it out.")
         program.check_one_seed("DistributedActors", seeds)
         program.check_one_process("DistributedActors")
-        if num_envs % self.workers:
-            use = nearest_multiples(num_envs, self.workers)
-            raise ValueError(f"num_envs={num_envs} is not divisible by workers={self.workers}; use {use}.")
+        program.check_workers(num_envs, self.workers)
         workers, learners = self.devices()
         if num_envs % len(learners):
             use = nearest_multiples(num_envs, len(learners))

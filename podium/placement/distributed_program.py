@@ -13,7 +13,7 @@ from podium.agent import Agent
 from podium.env import Env
 from podium.host import HostEnvs
 from podium.placement.acting import Acting, Compiled, CompiledFused, Fused, FusedPlayer, HostPlayer, Player
-from podium.placement.actors import Actor, Piece, Restarts, Watched, take
+from podium.placement.actors import Actor, Piece, Restarts, Watched, seed_after, take
 from podium.placement.elsewhere import PlayerElsewhere, PlayerFragment
 from podium.placement.engine import resolve_engine
 from podium.placement.explanation import Explanation
@@ -80,9 +80,7 @@ class DistributedActorsProgram(LearnerProgram):
         return self._workers
 
     def _make_player(self, run_key: Key, seed: int, worker: int, failures: int) -> Player:
-        # After a failure its episodes are others than those it began with.
-        seed = (seed + failures * 0x9E3779B1) % 2**31
-        index = worker * self._share
+        seed, index = seed_after(seed, failures), worker * self._share
         if self._engine.apart:
             sizes = self._share, self.sizes.rollout_length
             fragment = PlayerFragment(self.agent, self.env, *sizes, seed, index, run_key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -100,13 +101,17 @@ class LearnerProgram(abc.ABC):
         replay = program.empty_replay(self.agent, self.sizes, lambda key: self.agent.plan(key, state, step()))
         return RunState(roots.run, jnp.zeros((), jnp.int32), state, replay, ())
 
+    @functools.cached_property
+    def _start_shapes(self) -> RunState:
+        return jax.eval_shape(self._start, jax.random.key(0))
+
     def abstract_state(self) -> RunState:
         """Return the state's shapes, dtypes and shardings."""
-        shapes = jax.eval_shape(self._start, jax.random.key(0))
-        return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, self._shardings)
+        place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
+        return jax.tree.map(place, self._start_shapes, self._shardings)
 
     def _partition(self) -> RunState:
-        shapes = jax.eval_shape(self._start, jax.random.key(0))
+        shapes = self._start_shapes
         split = lambda tree: jax.tree.map(lambda x: P("env") if x.ndim else P(), tree)  # noqa: E731
         once: Any = P()
         return RunState(once, once, jax.tree.map(lambda x: P(), shapes.agent), split(shapes.replay), ())
@@ -281,13 +286,19 @@ class LearnerProgram(abc.ABC):
         return int(np.asarray(state.update))
 
 
-def fresh(take: Callable[[], Piece], number: int, max_lag: int | None) -> tuple[Piece, int]:
-    """Take pieces until one is at most `max_lag` updates old at update `number`; also return how many were not."""
+def fresh(
+    take: Callable[[], Piece], number: int, max_lag: int | None, drop: Callable[[], None] = lambda: None
+) -> tuple[Piece, int]:
+    """Take pieces until one is at most `max_lag` updates old at update `number`; also return how many were not.
+
+    `drop` is called after each that was not.
+    """
     dropped = 0
     while True:
         piece = take()
         if max_lag is None or number - piece.version <= max_lag:
             return piece, dropped
+        drop()
         dropped += 1
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from podium import distributed, episodes, keys
-from podium.agent import Agent, nearest_multiples
+from podium.agent import Agent
 from podium.env import Env
 from podium.host import HostEnvs
 from podium.learn import learn
@@ -66,9 +66,7 @@ class LocalSGD:
         program.check_sizes(num_envs, rollout_length, seeds, max_updates)
         program.check_one_seed("LocalSGD", seeds)
         devices, workers = self._resolve()
-        if num_envs % workers:
-            use = nearest_multiples(num_envs, workers)
-            raise ValueError(f"num_envs={num_envs} is not divisible by workers={workers}; use {use}.")
+        program.check_workers(num_envs, workers)
         env = program.prepare(env)
         lanes = program.resolve_lanes(agent, env, num_envs // workers, rollout_length, 1, num_lanes)
         sizes = Sizes(num_envs, rollout_length, 1, lanes)

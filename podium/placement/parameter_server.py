@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from podium.agent import Agent, nearest_multiples
+from podium.agent import Agent
 from podium.env import Env
 from podium.host import HostEnvs
 from podium.placement import program
@@ -103,9 +103,7 @@ class ParameterServer:
         self._check()
         program.check_one_seed("ParameterServer", seeds)
         program.check_one_process("ParameterServer")
-        if num_envs % self.workers:
-            use = nearest_multiples(num_envs, self.workers)
-            raise ValueError(f"num_envs={num_envs} is not divisible by workers={self.workers}; use {use}.")
+        program.check_workers(num_envs, self.workers)
         env = program.prepare(env)
         devices = self._devices()
         lanes = self._lanes(agent, env, num_envs, rollout_length, num_lanes)

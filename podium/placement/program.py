@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium import distributed, episodes, keys
-from podium.agent import Agent, Plan, fresh_carry
+from podium.agent import Agent, Plan, fresh_carry, nearest_multiples
 from podium.env import Env, auto_reset
 from podium.host import HostEnvs
 from podium.learn import Learned, choose_lanes, learn, num_updates, plan_divides, why_not_divides
@@ -160,6 +160,13 @@ def check_positive(**values: Any) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r} must be a positive integer.")
+
+
+def check_workers(num_envs: int, workers: int) -> None:
+    """Raise ValueError where environments cannot be dealt to workers evenly."""
+    if num_envs % workers:
+        use = nearest_multiples(num_envs, workers)
+        raise ValueError(f"num_envs={num_envs} is not divisible by workers={workers}; use {use}.")
 
 
 def check_not_negative(use: str, **values: Any) -> None:
