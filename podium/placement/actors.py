@@ -83,18 +83,44 @@ class Restarts:
             return self._left >= 0
 
 
-class Watched(threading.Thread):
+class Watched(abc.ABC):
     """A thread whose `progress` goes up with every step it does, so that one that died or hangs is noticed.
 
+    It has a Thread and is none, so that no attribute of a subclass replaces one that Thread keeps to itself.
+
     Attributes:
+      name: of the thread.
       error: what it died of.
       progress: steps done, whatever a step is; waiting for another thread counts as one too.
     """
 
     def __init__(self, name: str):
-        super().__init__(name=name, daemon=True)
+        self.name = name
         self.error: BaseException | None = None
         self.progress = 0
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @abc.abstractmethod
+    def _run(self) -> None:
+        """Do all that there is to do; an error is kept in `error`."""
+
+    def start(self) -> None:
+        """Begin; once only."""
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Tell whether it has begun and not ended."""
+        return self._thread.is_alive()
+
+    def join(self, seconds: float) -> None:
+        """Wait for its end at most so long; not at all where it never began."""
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+
+    def where(self) -> str:
+        """Return the lines that it is at now."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "".join(traceback.format_stack(frame)) if frame else ""
 
 
 class Watch:
@@ -127,21 +153,19 @@ class Watch:
         self._waited = 0.0 if moved else self._waited + min(now - self._looked, 5 * POLL_SECONDS)
         self._seen, self._looked = thread.progress, now
         if self._waited > self._timeout:
-            frame = sys._current_frames().get(thread.ident or 0)
-            where = "".join(traceback.format_stack(frame)) if frame else ""
-            raise ActorError(f"{thread.name} has not come a step further for {self._timeout:g} s; it is at\n{where}")
+            at = thread.where()
+            raise ActorError(f"{thread.name} has not come a step further for {self._timeout:g} s; it is at\n{at}")
 
 
-def end_threads(threads: Sequence[threading.Thread], stop: threading.Event, seconds: float) -> None:
+def end_threads(threads: Sequence[Watched], stop: threading.Event, seconds: float) -> None:
     """Set `stop`, and wait for `threads` together at most so long; one that hangs in native code stays behind."""
     stop.set()
     deadline = time.monotonic() + seconds
     for thread in threads:
-        if thread.ident is not None:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
-class Working(Watched, abc.ABC):
+class Working(Watched):
     """A thread that works until the run ends; an error is kept for the learner to raise.
 
     Args:
@@ -157,8 +181,7 @@ class Working(Watched, abc.ABC):
     def _work(self) -> None:
         """Work until `_tick` raises Stopped."""
 
-    def run(self) -> None:
-        """Work; called by `start`."""
+    def _run(self) -> None:
         try:
             self._work()
         except Stopped:

@@ -462,8 +462,7 @@ class Worker(Watched):
         self._sent: Newest | None = None
         self._lost = False
 
-    def run(self) -> None:
-        """Do all iterations; an error is kept for the caller of the chunk to raise."""
+    def _run(self) -> None:
         try:
             for number in range(self._start, self._start + self._count):
                 self.stories.append(self._persist(number))
