@@ -1,8 +1,8 @@
 """The Atari games of `podium.envs.envpool_envs` through ale-py's own `AtariVectorEnv` (Farama), named `ale/Pong-v5`.
 
-Options, observations and rewards are those of `podium.envs.atari`. With the same actions, Pong and Breakout give the
-same bits as in envpool, but for the first three observations of an episode: here a stack begins with zeros before the
-first picture. The default of `repeat_action_probability` is podium's 0, where ale-py's own `ALE/Pong-v5` has 0.25.
+Options, observations and rewards are those of `podium.envs.atari_host`. With the same actions, Pong and Breakout give
+the same bits as in envpool, but for the first three observations of an episode: here a stack begins with zeros before
+the first picture. The default of `repeat_action_probability` is podium's 0, where ale-py's own `ALE/Pong-v5` has 0.25.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from podium.envs import atari, near_misses
+from podium.envs import atari_host, near_misses
 from podium.envs.simulators import import_simulator
 from podium.host import HostEnvs
 
@@ -20,12 +20,12 @@ PREFIX = "ale/"
 
 def names() -> list[str]:
     """List Atari-57; `make` knows the other games of ale-py too."""
-    return [f"{PREFIX}{game}-v5" for game in atari.GAMES]
+    return [f"{PREFIX}{game}-v5" for game in atari_host.GAMES]
 
 
 def option_names(name: str) -> list[str]:
     """List what `make(name, ...)` accepts."""
-    return atari.option_names()
+    return atari_host.option_names()
 
 
 def make(name: str, **options: Any) -> HostEnvs:
@@ -33,12 +33,12 @@ def make(name: str, **options: Any) -> HostEnvs:
 
     Args:
       name: `ale/GAME-v5`.
-      **options: of `podium.envs.atari.Options`.
+      **options: of `podium.envs.atari_host.Options`.
 
     Raises:
       ValueError: ale-py is missing or has no such game, or an option is out of range.
     """
-    checked = atari.Options(**options)
+    checked = atari_host.Options(**options)
     library = import_simulator("ale_py.vector_env", name, "atari")
     rom = _rom(name)
 
@@ -59,14 +59,14 @@ def make(name: str, **options: Any) -> HostEnvs:
         )
 
     num_actions = int(pool(1, 1).single_action_space.n)
-    return atari.host_envs(
+    return atari_host.host_envs(
         name, num_actions, checked, lambda seeds: _Emulators(pool(len(seeds), checked.num_threads or 0), seeds)
     )
 
 
 def _rom(name: str) -> str:
     roms = import_simulator("ale_py.roms", name, "atari").get_all_rom_ids()
-    by_name = {f"{PREFIX}{atari.game_name(rom)}-v5": rom for rom in roms}
+    by_name = {f"{PREFIX}{atari_host.game_name(rom)}-v5": rom for rom in roms}
     if name not in by_name:
         near = near_misses(name, list(by_name))
         hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
@@ -75,7 +75,7 @@ def _rom(name: str) -> str:
 
 
 class _Emulators:
-    """An `AtariVectorEnv`; `podium.envs.atari.Emulators`."""
+    """An `AtariVectorEnv`; `podium.envs.atari_host.Emulators`."""
 
     def __init__(self, pool: Any, seeds: list[int]):
         self._pool = pool
@@ -89,6 +89,6 @@ class _Emulators:
     def send(self, action: np.ndarray) -> None:
         self._pool.send(action)
 
-    def recv(self) -> atari.Played:
+    def recv(self) -> atari_host.Played:
         pictures, reward, over, cut, info = self._pool.recv()
-        return atari.Played(pictures, reward, over, cut, info["lives"])
+        return atari_host.Played(pictures, reward, over, cut, info["lives"])

@@ -6,9 +6,9 @@ one index or one vector of floats as its action and one array as its observation
 What single families do (envpool 1.2.5):
 
 Atari
-    See `podium.envs.atari`. A lost life is told from `lives`, because envpool's own `episodic_life` presses FIRE and
-    waits up to `noop_max` frames after each, in a step whose action and rewards are dropped and whose `elapsed_step` is
-    not 0, as it is after a real reset. A stack begins with four times the first picture.
+    See `podium.envs.atari_host`. A lost life is told from `lives`, because envpool's own `episodic_life` presses FIRE
+    and waits up to `noop_max` frames after each, in a step whose action and rewards are dropped and whose
+    `elapsed_step` is not 0, as it is after a real reset. A stack begins with four times the first picture.
 others
     Continuous actions are clipped to their bounds. Numbers of 64 bits come out with 32. A step that both ends an
     episode and reaches the time limit counts as truncated, because envpool keeps one of the two.
@@ -23,14 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from podium.envs import atari, near_misses
+from podium.envs import atari_host, near_misses
 from podium.envs.simulators import NextStepHostEnv, environment_seeds, import_simulator, narrow, within_bounds
 from podium.host import HostEnv, HostEnvs
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, TimeStep
 
 PREFIX = "envpool/"
 
-_GAMES = [f"{game}-v5" for game in atari.GAMES]
+_GAMES = [f"{game}-v5" for game in atari_host.GAMES]
 _CONTROL = ("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0")
 _ROBOTS = (
     *("Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum"),
@@ -49,7 +49,7 @@ class _Options:
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
             if value is not None:
-                atari.check_count(name, value)
+                atari_host.check_count(name, value)
 
 
 def names() -> list[str]:
@@ -61,7 +61,7 @@ def names() -> list[str]:
 def option_names(name: str) -> list[str]:
     """List what `make(name, ...)` accepts."""
     if _is_atari(name):
-        return atari.option_names()
+        return atari_host.option_names()
     return [field.name for field in dataclasses.fields(_Options)]
 
 
@@ -70,12 +70,12 @@ def make(name: str, **options: Any) -> HostEnvs:
 
     Args:
       name: one of `names()`, or `envpool/` before any other name that envpool has.
-      **options: of `podium.envs.atari.Options`, for a game; else `max_episode_steps` and `num_threads`.
+      **options: of `podium.envs.atari_host.Options`, for a game; else `max_episode_steps` and `num_threads`.
 
     Raises:
       ValueError: envpool is missing or has no such task, an option is out of range, or podium cannot play the task.
     """
-    return _make_game(name, atari.Options(**options)) if _is_atari(name) else _make_task(name, _Options(**options))
+    return _make_game(name, atari_host.Options(**options)) if _is_atari(name) else _make_task(name, _Options(**options))
 
 
 def _task(name: str) -> str:
@@ -106,7 +106,7 @@ def _pool(name: str, seeds: Sequence[int], config: dict[str, Any]) -> Any:
     )
 
 
-def _make_game(name: str, options: atari.Options) -> HostEnvs:
+def _make_game(name: str, options: atari_host.Options) -> HostEnvs:
     config = {
         "frame_skip": options.frame_skip,
         "stack_num": options.stack,
@@ -119,13 +119,13 @@ def _make_game(name: str, options: atari.Options) -> HostEnvs:
         "num_threads": options.num_threads or 0,
     }
     actions = _library(name).make_spec(_task(name), **config).action_array_spec["action"]
-    return atari.host_envs(
+    return atari_host.host_envs(
         name, int(actions.maximum) + 1, options, lambda seeds: _Emulators(_pool(name, seeds, config))
     )
 
 
 class _Emulators:
-    """A pool of Atari games; `podium.envs.atari.Emulators`."""
+    """A pool of Atari games; `podium.envs.atari_host.Emulators`."""
 
     def __init__(self, pool: Any):
         self._pool = pool
@@ -137,9 +137,9 @@ class _Emulators:
     def send(self, action: np.ndarray) -> None:
         self._pool.send(action)
 
-    def recv(self) -> atari.Played:
+    def recv(self) -> atari_host.Played:
         pictures, reward, _, cut, info = self._pool.recv()
-        return atari.Played(pictures, reward, info["terminated"].astype(bool), cut, info["lives"])
+        return atari_host.Played(pictures, reward, info["terminated"].astype(bool), cut, info["lives"])
 
 
 def _make_task(name: str, options: _Options) -> HostEnvs:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from podium import envs, testing
-from podium.envs import atari, envpool_envs
+from podium.envs import atari_host, envpool_envs
 from podium.host import HostEnvs
 
 envpool = pytest.importorskip("envpool", reason='envpool is in the extra: pip install "podium[atari]"')
@@ -33,7 +33,7 @@ def play(host_envs: HostEnvs, actions: Any, seed: int = 0) -> Any:
 def test_listed_names_are_envpools():
     known = set(envpool.list_all_envs())
     assert {name.removeprefix(envpool_envs.PREFIX) for name in envpool_envs.names()} <= known
-    assert len(set(atari.GAMES)) == len(atari.GAMES) == 57
+    assert len(set(atari_host.GAMES)) == len(atari_host.GAMES) == 57
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Atari games as podium plays them, whichever library emulates them: options, observations, lives and rewards."""
+"""Atari games as podium plays them on the CPU, whichever library emulates them: options, lives and rewards."""
 
 from __future__ import annotations
 
