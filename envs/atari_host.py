@@ -8,19 +8,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from podium.envs.atari import games
 from podium.envs.simulators import NextStepHostEnv, environment_seeds
 from podium.host import HostEnv, HostEnvs
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, TimeStep
 
-GAMES = (
-    *("Alien", "Amidar", "Assault", "Asterix", "Asteroids", "Atlantis", "BankHeist", "BattleZone", "BeamRider"),
-    *("Berzerk", "Bowling", "Boxing", "Breakout", "Centipede", "ChopperCommand", "CrazyClimber", "Defender"),
-    *("DemonAttack", "DoubleDunk", "Enduro", "FishingDerby", "Freeway", "Frostbite", "Gopher", "Gravitar", "Hero"),
-    *("IceHockey", "Jamesbond", "Kangaroo", "Krull", "KungFuMaster", "MontezumaRevenge", "MsPacman", "NameThisGame"),
-    *("Phoenix", "Pitfall", "Pong", "PrivateEye", "Qbert", "Riverraid", "RoadRunner", "Robotank", "Seaquest", "Skiing"),
-    *("Solaris", "SpaceInvaders", "StarGunner", "Surround", "Tennis", "TimePilot", "Tutankham", "UpNDown", "Venture"),
-    *("VideoPinball", "WizardOfWor", "YarsRevenge", "Zaxxon"),
-)
+GAMES = tuple(game.name for game in games.GAMES)
 """The 57 games that scores are reported for (Atari-57)."""
 
 

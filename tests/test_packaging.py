@@ -54,12 +54,16 @@ def test_wheel_holds_podium_and_nothing_else(wheel):
         sources |= {f"podium/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / folder).rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == sources
     assert {"podium/envs/__init__.py", "podium/agents/ppo.py", "podium/py.typed"} <= set(names)
+    assert "podium/envs/atari/games.json" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
 def test_wheel_imports_without_the_repository(wheel, tmp_path):
     wheel.extractall(tmp_path)
-    script = "import podium; assert podium.envs.make('podium/Catch'); print(podium.__file__, podium.__version__)"
+    script = (
+        "import podium; from podium.envs.atari import games; assert podium.envs.make('podium/Catch') and games.GAMES; "
+        "print(podium.__file__, podium.__version__)"
+    )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(tmp_path / "podium" / "__init__.py"), podium.__version__]
