@@ -16,7 +16,7 @@ from jax import lax
 from podium.envs.atari import opcodes, picture, processor, video
 from podium.envs.atari.cartridges import Cartridges, Lanes
 from podium.envs.atari.controls import Controls
-from podium.envs.atari.processor import CUT, ENDED, NEVER, RUNNING, Processor
+from podium.envs.atari.processor import ENDED, NEVER, RUNNING, Processor
 from podium.envs.atari.video import NOTHING, Video
 from podium.types import Array
 
@@ -90,7 +90,8 @@ class _Stored:
         return found[:, 0].astype(jnp.int32)
 
     def store(self, address: Array, value: Array, where: Array) -> _Stored:
-        ram = _put(self.ram, self._lane(), address, value.astype(jnp.uint8), where, self.load(address).astype(jnp.uint8))
+        value = jnp.where(where, value, self.load(address)).astype(jnp.uint8)
+        ram = self.ram.at[self._lane(), address].set(value, mode="promise_in_bounds", unique_indices=True)
         return dataclasses.replace(self, ram=ram)
 
     def log(self, count: Array, word: Array, where: Array) -> _Stored:
@@ -104,126 +105,104 @@ class _Stored:
         return where.any()
 
 
-def _put(ram: Array, lane: Array, address: Array, value: Array, where: Array, old: Array) -> Array:
-    value = jnp.where(where, value, old)
-    return ram.at[lane, address].set(value, mode="promise_in_bounds", unique_indices=True)
-
-
-class Frame(NamedTuple):
-    """What a frame left.
-
-    Attributes:
-      machine: the state after it.
-      pictures: uint8 [lanes, height, 160] of colour indices, or None where it was not drawn.
-    """
-
-    machine: Machine
-    pictures: Array | None
-
-
-def frame(cartridges: Cartridges, machine: Machine, which: Array, controls: Controls, draws: bool) -> Frame:
-    """Run a frame in every lane.
+def frame(
+    cartridges: Cartridges, machine: Machine, which: Array, controls: Controls, active: Array, draws: Array
+) -> tuple[Machine, Array]:
+    """Run a frame in the lanes `active`; the others stay as they are.
 
     Args:
       cartridges: there are.
       machine: of the lanes.
       which: int32 [lanes], the cartridge of each.
       controls: what its ports hold, int32 [lanes] each.
-      draws: whether the picture is wanted.
+      active: bool [lanes].
+      draws: bool, whether the pictures are wanted.
+
+    Returns:
+      the state after it, and the pictures: colour indices, uint8 [lanes, height, 160]; zeros where they are not wanted.
     """
     lanes = cartridges.lanes(which)
     count = which.shape[0]
-    # A place behind the last takes what is not to be logged.
+    lane = jnp.arange(count, dtype=jnp.int32)
+    # A place behind the last takes what is not to be kept, in the log as among the records.
     logs = jnp.zeros((LOG + 1, count), jnp.int32)
-    rows = jnp.asarray(opcodes.table().T)
-    memory = _Stored(machine.ram, logs, jnp.asarray(cartridges.data), rows)
-    records = jnp.zeros((picture.WORDS, count, RECORDS + 1), jnp.int32) if draws else None
-    drawn = jnp.zeros_like(which)
-    state = begin(machine.processor)
-    start = machine.video
+    records = tuple(jnp.zeros((count, RECORDS + 1), jnp.int32) for _ in range(picture.WORDS))
+    memory = _Stored(machine.ram, logs, jnp.asarray(cartridges.data), jnp.asarray(opcodes.table().T))
+    none = jnp.zeros_like(which)
 
     def runs(state: Processor) -> Array:
         return processor.runs(state, LOG)
 
-    def go(carry: Any) -> Any:
+    def execute(carry: tuple[Processor, _Stored]) -> tuple[Processor, _Stored]:
         state, memory = carry
         return processor.step(state, memory, lanes, controls, runs(state))
 
-    def round_(carry: Any) -> Any:
-        state, memory, view, drawing = carry
-        state, memory = lax.while_loop(lambda c: runs(c[0]).any(), go, (state, memory))
-        state, view, drawing = work_off(state, memory, view, drawing)
-        return state, memory, view, drawing
-
-    def work_off(state: Processor, memory: _Stored, view: Video, drawing: Any) -> Any:
-        lane = jnp.arange(count)
+    def work_off(state: Processor, memory: _Stored, view: Video, records: Any, kept: Array) -> Any:
+        """Do what is logged, and what a read that waits needs to know."""
         wanted = state.logged + (state.waits != 0)
 
         def event(carry: Any) -> Any:
-            place, view, drawing = carry
+            place, view, records, kept = carry
             word = memory.logs[jnp.minimum(place, LOG), lane]
             is_read = place >= state.logged
             cycle = word >> 14 & 0x7F
             clock = jnp.where(is_read, 3 * state.waits, (word >> 21) * video.CLOCKS + 3 * cycle)
             register = jnp.where(is_read, NOTHING, word >> 8 & 0x3F)
-            active = place < wanted
-            view, record, done = video.step(view, lanes, clock, cycle, register, word & 0xFF, active)
-            if drawing is not None:
-                kept, number = drawing
-                at = jnp.where(record.drew, jnp.minimum(number, RECORDS), RECORDS)
-                kept = tuple(
-                    words.at[lane, at].set(new, mode="promise_in_bounds", unique_indices=True)
-                    for words, new in zip(kept, record.words, strict=True)
-                )
-                drawing = kept, number + record.drew
-            return place + done, view, drawing
+            view, record, done = video.step(view, lanes, clock, cycle, register, word & 0xFF, place < wanted)
+            keeps = record.drew & draws & (kept < RECORDS)
+            at = jnp.where(keeps, kept, RECORDS)
+            records = tuple(
+                words.at[lane, at].set(new, mode="promise_in_bounds", unique_indices=True)
+                for words, new in zip(records, record.words, strict=True)
+            )
+            return place + done, view, records, kept + keeps
 
-        place = jnp.zeros_like(wanted)
-        _, view, drawing = lax.while_loop(lambda c: (c[0] < wanted).any(), event, (place, view, drawing))
-        state = state._replace(
-            logged=jnp.zeros_like(wanted),
-            waits=jnp.zeros_like(wanted),
-            drawn=video.drawn(view, lanes),
-            collisions=view.collisions,
-        )
-        return state, view, drawing
+        carry = none, view, records, kept
+        _, view, records, kept = lax.while_loop(lambda carry: (carry[0] < wanted).any(), event, carry)
+        known = video.drawn(view, lanes)
+        state = state._replace(logged=none, waits=none, drawn=known, collisions=view.collisions)
+        return state, memory, view, records, kept
 
-    drawing = (tuple(records), drawn) if records is not None else None
-    unfinished = lambda c: ((c[0].ended == RUNNING) | (c[0].then != 0) | (c[0].logged > 0)).any()  # noqa: E731
-    state, memory, view, drawing = lax.while_loop(unfinished, round_, (state, memory, start, drawing))
-    pictures = None
-    if drawing is not None:
-        kept, number = drawing
+    def round_(carry: Any) -> Any:
+        state, memory, *rest = carry
+        state, memory = lax.while_loop(lambda carry: runs(carry[0]).any(), execute, (state, memory))
+        return work_off(state, memory, *rest)
+
+    def goes_on(carry: Any) -> Array:
+        state = carry[0]
+        return ((state.ended == RUNNING) | (state.then != 0) | (state.logged > 0)).any()
+
+    carry = begin(machine.processor, active), memory, machine.video, records, none
+    state, memory, view, records, kept = lax.while_loop(goes_on, round_, carry)
+
+    def draw() -> Array:
         ends = view.row * video.WIDTH + jnp.maximum(view.done - video.BLANK, 0)
-        pictures = picture.draw(
-            jnp.stack(kept)[:, :, :RECORDS], jnp.minimum(number, RECORDS), cartridges.height, ends
-        )
-    state, view = end(state, view, lanes)
-    return Frame(Machine(memory.ram, state, view), pictures)
+        return picture.draw(jnp.stack(records)[:, :, :RECORDS], kept, cartridges.height, ends)
+
+    pictures = lax.cond(draws, draw, lambda: jnp.zeros((count, cartridges.height, video.WIDTH), jnp.uint8))
+    state, view = end(state, view, lanes, active)
+    return Machine(memory.ram, state, view), pictures
 
 
-def begin(state: Processor) -> Processor:
+def begin(state: Processor, active: Array) -> Processor:
     """Return the state at the start of a frame's loop."""
-    return state._replace(ended=jnp.zeros_like(state.ended), instructions=jnp.zeros_like(state.ended))
+    ended = jnp.where(active, RUNNING, ENDED)
+    return state._replace(ended=ended, instructions=jnp.where(active, 0, state.instructions))
 
 
-def end(state: Processor, view: Video, lanes: Lanes) -> tuple[Processor, Video]:
+def end(state: Processor, view: Video, lanes: Lanes, active: Array) -> tuple[Processor, Video]:
     """Return the states with times counted from the start of the next frame; one that was cut goes on as it is."""
-    whole = state.ended == ENDED
+    whole = active & (state.ended == ENDED)
     passed = jnp.where(whole, state.line, 0)
     cycles = passed * processor.CYCLES
     view = video.begin_frame(view, passed, whole)
-    later = lambda at: jnp.where(at == NEVER, NEVER, at - cycles)  # noqa: E731
     state = state._replace(
         line=state.line - passed,
         first_cycle=jnp.where(whole, state.cycle, state.first_cycle),
         set_at=state.set_at - cycles,
         expired_at=state.expired_at - cycles,
         dump_at=state.dump_at - cycles,
-        sync_at=later(state.sync_at),
+        sync_at=jnp.where(state.sync_at == NEVER, NEVER, state.sync_at - cycles),
         drawn=video.drawn(view, lanes),
     )
     return state, view
-
-
-__all__ = ["CUT", "LOG", "RECORDS", "Frame", "Machine", "frame", "power_on", "system_reset"]

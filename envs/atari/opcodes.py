@@ -5,7 +5,8 @@ register through two stages (a shift or a step by one, then an operation with a 
 stage's result where it read. So the undocumented instructions that do two things at once are rows as well.
 
 Instructions that write or pull more than once take further rows (`Row` numbers from 256 on), one a step.
-Counts of cycles and the order of accesses: MOS Technology's 6500 programming manual, and what ale-py was measured to do.
+Counts of cycles and the order of accesses: MOS Technology's 6500 programming manual, and what ale-py was measured to
+do.
 """
 
 from __future__ import annotations

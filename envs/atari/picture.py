@@ -71,8 +71,8 @@ def colour(words: tuple[Array, ...], pixel: Array, x: Array) -> Array:
     ]
     enabled = bits(flags, 27, 1), bits(flags, 28, 1)
     missile = [
-        (enabled[number] != 0) & _missile(codes[number], bits(others, 24 + 2 * number, 2), x - bits(others, 8 * number, 8))
-        for number in range(2)
+        (enabled[number] != 0) & _missile(codes[number], bits(others, 24 + 2 * number, 2), x - position)
+        for number, position in enumerate((bits(others, 0, 8), bits(others, 8, 8)))
     ]
     has_ball = bits(flags, 26, 1)
     ball = (has_ball != 0) & (_around(x - bits(others, 16, 8)) < (1 << bits(others, 28, 2)))

@@ -270,8 +270,9 @@ def step(state: Processor, memory: Memory, lanes: Lanes, controls: Controls, act
 
     # Flags.
     status = state.status
-    status = jnp.where(has("sets_nz"), (status & 0x7D) | (result & 0x80) | jnp.where(result == 0, opcodes.ZERO, 0), status)
-    tested = (status & 0x3D) | (moved & 0xC0) | jnp.where(result == 0, opcodes.ZERO, 0)
+    zero = jnp.where(result == 0, opcodes.ZERO, 0)
+    status = jnp.where(has("sets_nz"), (status & 0x7D) | (result & 0x80) | zero, status)
+    tested = (status & 0x3D) | (moved & 0xC0) | zero
     status = jnp.where(has("is_bit"), tested, status)
     status = jnp.where(has("sets_c_shifted"), (status & 0xFE) | shifted_out, status)
     status = jnp.where(has("sets_c_added"), (status & 0xFE) | carry_out, status)
@@ -318,6 +319,9 @@ def step(state: Processor, memory: Memory, lanes: Lanes, controls: Controls, act
     cut = active & ((count >= MAX_INSTRUCTIONS) | jams) & (field("then") == 0) & (ended == RUNNING)
     ended = jnp.where(cut, CUT, ended)
 
+    sp = jnp.where(has("pull"), stack, jnp.where(has("push"), state.sp - 1, state.sp))
+    sp = jnp.where(has("to_sp"), moved, sp)
+
     def new(value: Array, old: Array, where: Array = active) -> Array:
         return jnp.where(where, value, old)
 
@@ -325,12 +329,7 @@ def step(state: Processor, memory: Memory, lanes: Lanes, controls: Controls, act
         a=new(result, state.a, active & has("to_a")),
         x=new(result, state.x, active & has("to_x")),
         y=new(result, state.y, active & has("to_y")),
-        sp=new(
-            jnp.where(
-                has("to_sp"), moved, jnp.where(is_stack, jnp.where(has("pull"), stack & 0xFF, state.sp - 1), state.sp) & 0xFF
-            ),
-            state.sp,
-        ),
+        sp=new(sp & 0xFF, state.sp),
         pc=new(pc, state.pc),
         status=new(status | 0x30, state.status),
         then=new(field("then"), state.then),
@@ -426,7 +425,8 @@ def _tia(state: Processor, controls: Controls, register: Array, bus: Array, now:
 def _decimal(register: Array, value: Array, carry: Array, subtracts: Array) -> tuple[Array, Array]:
     """Return sum or difference of two bytes of two digits each, and the carry."""
     number = lambda x: 10 * (x >> 4) + (x & 15)  # noqa: E731
-    total = jnp.where(subtracts, number(register) - number(value) - (1 - carry), number(register) + number(value) + carry)
+    left, right = number(register), number(value)
+    total = jnp.where(subtracts, left - right - (1 - carry), left + right + carry)
     carried = jnp.where(subtracts, register >= value + 1 - carry, total > 99)
     rest = jnp.where(subtracts, jnp.where(total < 0, total + 100, total), total & 0xFF)
     raw = number((rest + 256) & 0xFF)

@@ -32,9 +32,10 @@ WIDTH = 160
 NOTHING = 0x3F
 """A register that is not there: to bring the picture up to a time and do nothing then."""
 
-(VBLANK, NUSIZ0, NUSIZ1, COLUP0, COLUBK, CTRLPF, REFP0, REFP1, PF0, PF1, PF2) = (1, 4, 5, 6, 9, 10, 11, 12, 13, 14, 15)
-(RESP0, RESP1, RESM0, RESM1, RESBL, GRP0, GRP1, ENAM0, ENAM1, ENABL, HMP0) = (16, 17, 18, 19, 20, 27, 28, 29, 30, 31, 32)
-(HMBL, VDELP0, VDELP1, VDELBL, RESMP0, RESMP1, HMOVE, HMCLR, CXCLR) = (36, 37, 38, 39, 40, 41, 42, 43, 44)
+VBLANK, NUSIZ0, NUSIZ1, COLUP0, CTRLPF, REFP0, REFP1, PF0, PF1, PF2 = 1, 4, 5, 6, 10, 11, 12, 13, 14, 15
+RESP0, RESP1, RESM0, RESM1, RESBL, GRP0, GRP1, ENAM0, HMP0, VDELP0 = 16, 17, 18, 19, 20, 27, 28, 29, 32, 37
+RESMP0, HMOVE, HMCLR, CXCLR = 40, 42, 43, 44
+"""Registers; those of one kind follow one another: ENAM0, ENAM1, ENABL."""
 
 
 class Video(NamedTuple):
@@ -149,7 +150,8 @@ def _catch_up(video: Video, lanes: Lanes, clock: Array, active: Array) -> tuple[
     goes = active & (clock >= begins) & (at < until)
     rest = CLOCKS - video.done
     finishes = until > at + rest
-    changes = (video.hidden != 0) | (video.mirror != (video.control & 1)) | ((video.comb != 0) & (video.done >= BLANK + 8))
+    changes = (video.hidden != 0) | (video.mirror != (video.control & 1))
+    changes = changes | ((video.comb != 0) & (video.done >= BLANK + 8))
     splits = goes & finishes & changes
     beyond = jnp.maximum(until - at - rest - 1, 0)
     lines = lax.div(beyond, jnp.full_like(beyond, CLOCKS))
@@ -218,7 +220,8 @@ def pack(video: Video, shown: _Shown, start: Array, black: Array) -> tuple[Array
     sizes = video.field | (video.size_0 & 7) << 20 | (video.size_1 & 7) << 23
     widths = (video.size_0 >> 4 & 3) | (video.size_1 >> 4 & 3) << 2 | (video.control >> 4 & 3) << 4
     players = shown.shape_0 | shown.shape_1 << 8 | video.player_0 << 16 | video.player_1 << 24
-    return flags, sizes, players, video.missile_0 | video.missile_1 << 8 | video.ball << 16 | widths << 24, video.colours
+    others = video.missile_0 | video.missile_1 << 8 | video.ball << 16 | widths << 24
+    return flags, sizes, players, others, video.colours
 
 
 def reverse(byte: Array) -> Array:
@@ -333,7 +336,8 @@ def _rotate(words: tuple[Array, Array, Array], position: Array) -> list[Array]:
     shift = (position & 31).astype(jnp.uint32)
     back = jnp.uint32(31) - shift
     over = [(word >> 1) >> back for word in words]
-    line = [words[0] << shift, words[1] << shift | over[0], words[2] << shift | over[1], over[2], jnp.zeros_like(over[0])]
+    left = [word << shift for word in words]
+    line = [left[0], left[1] | over[0], left[2] | over[1], over[2], jnp.zeros_like(over[0])]
     for bit in (0, 1, 2):
         turns = (position >> (5 + bit) & 1) != 0
         line = [jnp.where(turns, line[(word - (1 << bit)) % 5], line[word]) for word in range(5)]
