@@ -4,8 +4,8 @@ A family is a group of environments that one module serves. Each is imported whe
 for, so that a simulator nobody uses is never loaded. To add a family, add a module with the functions of `Family` and a
 line to `_families`; a name that two families have goes to the first.
 
-Pure environments (`podium.env.Env`): podium's own and gymnax. On the CPU (`podium.host.HostEnvs`): envpool
-(`Pong-v5`, `envpool/NAME`), ale-py (`ale/Pong-v5`), Gymnasium (`gymnasium/NAME`).
+Pure environments (`podium.env.Env`): podium's own, gymnax and Atari games (`atari/Pong`). On the CPU
+(`podium.host.HostEnvs`): envpool (`Pong-v5`, `envpool/NAME`), ale-py (`ale/Pong-v5`), Gymnasium (`gymnasium/NAME`).
 """
 
 from __future__ import annotations
@@ -61,6 +61,12 @@ def _envpool_family() -> Family:
     return Family(envpool_envs.names, envpool_envs.option_names, envpool_envs.make, envpool_envs.PREFIX)
 
 
+def _atari_family() -> Family:
+    from podium.envs import atari
+
+    return Family(atari.names, atari.option_names, atari.make)
+
+
 def _ale_family() -> Family:
     from podium.envs import ale_envs
 
@@ -76,6 +82,7 @@ def _gymnasium_family() -> Family:
 _families: list[Callable[[], Family]] = [
     _factory_family,
     _gymnax_family,
+    _atari_family,
     _envpool_family,
     _ale_family,
     _gymnasium_family,
