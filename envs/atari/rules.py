@@ -50,6 +50,9 @@ class Rules:
 
     Args:
       games: at least one.
+
+    Raises:
+      ValueError: there is none.
     """
 
     def __init__(self, games: Sequence[Game]):
