@@ -87,8 +87,8 @@ class Emulator:
 
     def only(self, numbers: Sequence[int]) -> Emulator:
         """Return one with some of the games."""
-        games, images = (tuple(each[number] for number in numbers) for each in (self.games, self._images))
-        return Emulator(games, images, self.run_frame)
+        images = tuple(self._images[number] for number in numbers)
+        return Emulator(tuple(self.games[number] for number in numbers), images, self.run_frame)
 
     def begin(self, consoles: Machine, which: Array, knob: Array) -> Consoles:
         """Return consoles at the start of an episode: the score that they show now is where rewards count from."""
@@ -157,7 +157,7 @@ def for_one(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     def many(*batched: PyTree) -> PyTree:
         return function(*batched)
 
-    @many.def_vmap  # type: ignore[no-untyped-call]
+    @many.def_vmap
     def rule(size: int, mapped: PyTree, *batched: PyTree) -> tuple[PyTree, PyTree]:
         every = jax.tree.map(
             lambda x, is_mapped: x if is_mapped else jnp.broadcast_to(x, (size, *jnp.shape(x))), batched, tuple(mapped)

@@ -224,6 +224,7 @@ _IGNORED = {
     "abx": (0x9C,),
     "iny": (0x93,),
 }
+_STORING = (0x93, 0x9B, 0x9C, 0x9E, 0x9F)
 IGNORED = tuple(sorted(code for codes in _IGNORED.values() for code in codes))
 """Undocumented opcodes that do nothing here but take their time."""
 
@@ -344,8 +345,8 @@ def rows() -> list[Row]:
             add(code, _row({**_MODES[mode][0], **read, "crossing": int(mode in _INDEXED)}, _MODES[mode][1]))
     for mode, codes in _IGNORED.items():
         for code in codes:
-            stores = code in (0x9B, 0x9E, 0x9F, 0x9C, 0x93)
-            add(code, _row({**_MODES[mode][0]}, _MODES[mode][2 if stores else 1]))
+            where, reads, stores, _ = _MODES[mode]
+            add(code, _row(where, stores if code in _STORING else reads))
     add(0xEB, _row(_IMMEDIATE, 2, **_SUBTRACTS))
     # The one count in which ale-py differs from the manual: 4, not 3.
     table[0xA7] = Row({**table[0xA7].fields, "cycles": 4})

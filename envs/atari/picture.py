@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -29,7 +31,7 @@ def draw(records: Array, counts: Array, height: int, ends: Array) -> Array:
     # The record that each line begins in, and from there on one comparison a pixel.
     before = jax.vmap(lambda line: jnp.searchsorted(line, rows, side="right"))(starts).astype(jnp.int32) - 1
 
-    def column(carry: tuple[Array, ...], x: Array) -> tuple[tuple[Array, ...], Array]:
+    def column(carry: Any, x: Array) -> tuple[Any, Array]:
         place, following, words = carry
         pixel = rows + x
         enters = following <= pixel

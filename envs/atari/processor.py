@@ -14,7 +14,7 @@ read, and nothing else happens within one.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 import jax.numpy as jnp
 from jax import lax
@@ -74,6 +74,9 @@ class Memory(Protocol):
     def any(self, where: Array) -> Array:
         """Tell whether it holds in any lane."""
         ...
+
+
+AnyMemory = TypeVar("AnyMemory", bound=Memory)
 
 
 class Processor(NamedTuple):
@@ -149,7 +152,9 @@ def runs(state: Processor, capacity: int) -> Array:
     return unfinished & (state.waits == 0) & (state.logged < capacity)
 
 
-def step(state: Processor, memory: Memory, lanes: Lanes, controls: Controls, active: Array) -> tuple[Processor, Memory]:
+def step(
+    state: Processor, memory: AnyMemory, lanes: Lanes, controls: Controls, active: Array
+) -> tuple[Processor, AnyMemory]:
     """Execute one row in the lanes `active`; the others stay as they are."""
     # Fetch and decode.
     banks = lanes.switch(state.banks, state.pc)

@@ -45,8 +45,8 @@ class Starts(NamedTuple):
     """
 
     machine: Machine
-    knob: Array
-    screen: Array
+    knob: Any
+    screen: Any
 
 
 class Hold(NamedTuple):
@@ -102,9 +102,10 @@ class _Lanes:
         self, machine: Machine, knob: Array, action: Array, reset: Array, select: Array, detects: Array, active: Array
     ) -> tuple[Machine, Array, Array]:
         held = controls(self._emulator.games, self._which, action, knob, reset=reset, select=select)
-        charge = tuple(jnp.where(detects & (each >= 0), ALWAYS, each) for each in held.charge)
+        charges = [jnp.where(detects & (each >= 0), ALWAYS, each) for each in held.charge]
+        held = held._replace(charge=(charges[0], charges[1], charges[2], charges[3]))
         after, screens = self._emulator.run_frame(
-            self._emulator.cartridges, machine, self._which, held._replace(charge=charge), active, jnp.ones((), bool)
+            self._emulator.cartridges, machine, self._which, held, active, jnp.ones((), bool)
         )
         return after, held.knob, screens
 
@@ -270,15 +271,15 @@ def _leaves(emulator: Emulator) -> Starts:
 
 
 def _read(path: Path, emulator: Emulator) -> PyTree | None:
-    structure = jax.tree.structure(_leaves(emulator))
+    count = len(jax.tree.leaves(_leaves(emulator)))
     try:
         with np.load(path, allow_pickle=False) as file:
-            leaves = [file[f"leaf{number}"] for number in range(structure.num_leaves)]
+            leaves = [file[f"leaf{number}"] for number in range(count)]
             if str(file["digest"]) != _digest(leaves):
                 return None
     except (OSError, KeyError, ValueError, zipfile.BadZipFile):
         return None
-    return jax.tree.unflatten(structure, leaves)
+    return jax.tree.unflatten(jax.tree.structure(_leaves(emulator)), leaves)
 
 
 def _write(path: Path, starts: PyTree) -> None:
@@ -286,7 +287,7 @@ def _write(path: Path, starts: PyTree) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            named = {f"leaf{number}": leaf for number, leaf in enumerate(leaves)}
+            named: Any = {f"leaf{number}": leaf for number, leaf in enumerate(leaves)}
             np.savez_compressed(file, digest=np.array(_digest(leaves)), **named)
         os.replace(file.name, path)
     except OSError as error:

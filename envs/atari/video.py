@@ -210,7 +210,7 @@ def _shown(video: Video) -> _Shown:
         shapes.append(jnp.where(video.reflect >> player & 1, reverse(shape), shape))
     seen = video.enabled & ~video.locked
     ball = jnp.where(video.delayed & 4, video.enabled >> 3, video.enabled >> 2) & 1
-    return _Shown(*shapes, seen & 1, seen >> 1 & 1, ball)
+    return _Shown(shapes[0], shapes[1], seen & 1, seen >> 1 & 1, ball)
 
 
 def pack(video: Video, shown: _Shown, start: Array, black: Array) -> tuple[Array, ...]:
@@ -386,12 +386,12 @@ class _Reset(NamedTuple):
         early = jnp.zeros_like(visible)
         late = jnp.zeros_like(visible)
         for offset, codes in ((0, 0xFF), (16, COPIES_AT_16), (32, COPIES_AT_32), (64, COPIES_AT_64)):
-            gap = distance - offset
-            gap = jnp.where(gap < 0, gap + WIDTH, gap)
-            gap = jnp.where(gap < 0, gap + WIDTH, gap)
+            passed = distance - offset
+            passed = jnp.where(passed < 0, passed + WIDTH, passed)
+            passed = jnp.where(passed < 0, passed + WIDTH, passed)
             exists = _is(code, codes)
-            early = early | (exists & (gap < 4))
-            late = late | (exists & (gap >= 4) & (gap < 4 + width))
+            early = early | (exists & (passed < 4))
+            late = late | (exists & (passed >= 4) & (passed < 4 + width))
         is_player = is_first | (register == RESP1)
         return _Reset(player, other, is_player & late & ~early, ~early)
 
