@@ -48,6 +48,9 @@ LOGGED = sum(1 << register for register in range(64) if register not in _SILENT)
 """Bit n: whether writes to the TIA's register n are logged."""
 
 
+Values = TypeVar("Values")
+
+
 class Memory(Protocol):
     """What a step reads and writes besides the state; each operation is one element a lane."""
 
@@ -73,6 +76,10 @@ class Memory(Protocol):
 
     def any(self, where: Array) -> Array:
         """Tell whether it holds in any lane."""
+        ...
+
+    def settle(self, values: Values) -> Values:
+        """Return the same values, computed once: a compiler may else compute them anew wherever they are used."""
         ...
 
 
@@ -179,10 +186,13 @@ def step(
         banks = jnp.where(length > 2, lanes.switch(banks, state.pc + 2), banks)
         second = jnp.where(from_rom, _code_byte(state.pc + 2, memory, lanes, banks), second)
 
+    words, first, second, banks = memory.settle((words, first, second, banks))
+
     # Address.
     pointer = (first + jnp.where(has("pointer_plus_x"), state.x, 0)) & 0xFF
     pointed = memory.load(pointer & 0x7F), memory.load((pointer + 1) & 0x7F)
     stack = jnp.where(has("pull"), (state.sp + 1) & 0xFF, state.sp) | 0x100
+    pointed = memory.settle(pointed)
     is_indirect, is_zero_page, is_absolute = has("indirect"), has("zero_page"), has("absolute")
     is_stack = has("pull") | has("push")
     base = jnp.where(
@@ -206,6 +216,8 @@ def step(
     cycle = state.cycle + cycles
     line = state.line + (cycle >= CYCLES)
     cycle = jnp.where(cycle >= CYCLES, cycle - CYCLES, cycle)
+
+    address, cycle, line = memory.settle((address, cycle, line))
     now = line * CYCLES + cycle
 
     # Read.
@@ -230,7 +242,7 @@ def step(
     from_ram = memory.load(lanes.ram_index(address))
     read = jnp.where(in_tia, from_tia, jnp.where(in_riot, from_riot, from_ram))
     read = jnp.where(in_cartridge & ~lanes.in_extra(address), from_rom, read)
-    operand = jnp.where(has("immediate"), first, read)
+    operand = memory.settle(jnp.where(has("immediate"), first, read))
 
     # First stage: pass, shift, or one more or less.
     source = field("source")
@@ -254,6 +266,8 @@ def step(
     moved = jnp.where(right, value >> 1 | rotates << 7, moved) & 0xFF
     shifted_out = jnp.where(left, value >> 7, value & 1)
 
+    moved, shifted_out = memory.settle((moved, shifted_out))
+
     # Second stage: with a register.
     chosen = field("register")
     register_value = jnp.where(chosen == 0, state.a, jnp.where(chosen == 1, state.x, state.y))
@@ -273,6 +287,8 @@ def step(
     carry_out = jnp.where(is_decimal, decimal_carry, carry_out)
     overflow = jnp.where(is_decimal, (register_value ^ decimal) & (decimal ^ moved) & 0x80, overflow)
 
+    result, moved, carry_out, overflow = memory.settle((result, moved, carry_out, overflow))
+
     # Flags.
     status = state.status
     zero = jnp.where(result == 0, opcodes.ZERO, 0)
@@ -285,6 +301,8 @@ def step(
     flag = jnp.where(has("sets_flag"), field("flag"), 0)
     status = jnp.where(has("flag_on"), status | flag, status & ~flag)
     status = jnp.where(has("to_status"), moved & _STATUS_MASK, status)
+
+    status = memory.settle(status)
 
     # Where it goes on.
     popped = ((operand << 8 | state.latch) + (change == 1)) & 0xFFFF
