@@ -62,8 +62,9 @@ def _missile_mask(width: int, number: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _playfield_mask(playfield: int, mirrored: bool) -> int:
-    """Return the pixels of a playfield of 20 bits, bit 0 at the left edge."""
-    columns = [*range(20), *(range(19, -1, -1) if mirrored else range(20))]
+    """Return the pixels of a playfield: bits 0-3 PF0's upper nibble, 4-11 PF1, 12-19 PF2."""
+    half = [*range(4), *range(11, 3, -1), *range(12, 20)]  # PF1 is displayed from its bit 7.
+    columns = half + (half[::-1] if mirrored else half)
     return _mask(x for x in range(WIDTH) if playfield >> columns[x // 4] & 1)
 
 
@@ -91,13 +92,14 @@ def _colours(colup0: int, colup1: int, colupf: int, colubk: int, score: bool, pr
     return bytes(table)
 
 
-# Collision latches: two bits a register CXM0P ... CXPPMM, bit 6 of the register first; bit 6 of CXBLPF stays clear.
+# Collision latches in ale-py's order: two bits for each of CXM0P ... CXM1FB, bit 7 of the register first, then CXBLPF
+# (which has one), then CXPPMM.
 COLLISION_PAIRS = [
-    (M0, P0), (M0, P1), (M1, P1), (M1, P0), (P0, BL), (P0, PF), (P1, BL), (P1, PF),
-    (M0, BL), (M0, PF), (M1, BL), (M1, PF), None, (BL, PF), (M0, M1), (P0, P1),
+    (M0, P1), (M0, P0), (M1, P0), (M1, P1), (P0, PF), (P0, BL), (P1, PF), (P1, BL),
+    (M0, PF), (M0, BL), (M1, PF), (M1, BL), (BL, PF), (P0, P1), (M0, M1),
 ]  # fmt: skip
 COLLISIONS = [
-    sum(1 << bit for bit, pair in enumerate(COLLISION_PAIRS) if pair and objects & pair[0] and objects & pair[1])
+    sum(1 << bit for bit, (one, other) in enumerate(COLLISION_PAIRS) if objects & one and objects & other)
     for objects in range(256)
 ]
 
@@ -420,7 +422,7 @@ class Console:
         """Read a TIA register; the low six bits are those of the bus."""
         self.catch_up(3 * self.T)
         if register < 8:
-            bits = (self.collisions >> 2 * register & 3) << 6
+            bits = self.read_collisions(register)
         elif register < 12:
             bits = self.read_paddle(register - 8)
         elif register < 14:
@@ -431,6 +433,13 @@ class Console:
         if self.accesses is not None:
             self.accesses.append((self.T, "r", register, value))
         return value
+
+    def read_collisions(self, register: int) -> int:
+        """Return bits 7 and 6 of CXM0P ... CXPPMM."""
+        if register == 6:
+            return (self.collisions >> 12 & 1) << 7
+        pair = self.collisions >> (13 if register == 7 else 2 * register)
+        return (pair & 1) << 7 | (pair & 2) << 5
 
     def read_paddle(self, paddle: int) -> int:
         """Return bit 7 of INPT0-3 (SPEC 5)."""
@@ -522,7 +531,7 @@ class Console:
         self.playfield = self.playfield & 0xFFFF0 | value >> 4
 
     def _pf1(self, value: int, position: int) -> None:
-        self.playfield = self.playfield & 0xFF00F | REVERSED[value] << 4
+        self.playfield = self.playfield & 0xFF00F | value << 4
 
     def _pf2(self, value: int, position: int) -> None:
         self.playfield = self.playfield & 0x00FFF | value << 12
@@ -666,8 +675,7 @@ class Console:
         self.timer_set -= passed
         self.timer_expired_at -= passed
         self.dump_end -= passed
-        if self.Q != NEVER:
-            self.Q -= 3 * passed
+        self.Q -= 3 * passed
         self.hmove_clock -= 3 * passed
         self.T = 0
         self.B = self.L = self.F + CLOCKS * self.y_start
