@@ -8,6 +8,7 @@ class Cartridge:
 
     def __init__(self, image: bytes):
         self.image = image * (4096 // len(image)) if len(image) < 4096 else image
+        self.bank = 0
         self.reset()
 
     def reset(self) -> None:

@@ -16,13 +16,6 @@ import numpy as np
 from . import oracle
 from .scalar import Environment
 
-# Words of ale-py's state that the scalar core does not keep under this name or keeps no equivalent of.
-NOT_COMPARED = {
-    "left_knob", "right_knob", "frame_number", "episode_frame_number", "mode", "difficulty", "block", "md5",
-    "generator", "cpu", "opcode", "break_flag", "execution_status", "direction_b", "line", "enabled", "score_priority",
-    "shown_grp0", "shown_grp1", "ram",
-}  # fmt: skip
-
 
 def make_both(rom: str, **settings: Any) -> tuple[Any, Environment]:
     """Return ale-py and the scalar core after loading the same game."""
@@ -35,10 +28,12 @@ def state_differences(ale: Any, environment: Environment) -> dict[str, tuple[int
     state, console = oracle.machine_state(ale), environment.console
     differences = {}
     for name, value in state.items():
-        if name not in NOT_COMPARED and hasattr(console, name):
-            ours = int(getattr(console, name))
+        ours = getattr(console, name, None)
+        if isinstance(ours, int) and isinstance(value, int):
             if ours & 0xFFFFFFFF != value & 0xFFFFFFFF:
                 differences[name] = (value, ours)
+    if state["cartridge"][-2:] in ("F8", "F6") and state["bank"] != console.cartridge.bank:
+        differences["bank"] = (state["bank"], console.cartridge.bank)
     return differences
 
 

@@ -72,88 +72,75 @@ def held_actions(actions: list[int], seed: int, mean_hold: float = 4.0) -> Itera
         yield action
 
 
-class _Words:
-    """Reads little-endian words, texts and booleans one after another."""
-
-    def __init__(self, data: bytes):
-        self.data, self.at = data, 0
-
-    def word(self) -> int:
-        """Return the next unsigned 32-bit word."""
-        (value,) = struct.unpack_from("<I", self.data, self.at)
-        self.at += 4
-        return value
-
-    def signed(self) -> int:
-        """Return the next signed 32-bit word."""
-        (value,) = struct.unpack_from("<i", self.data, self.at)
-        self.at += 4
-        return value
-
-    def flag(self) -> bool:
-        """Return the next boolean, one of two magic words."""
-        value = self.word()
-        assert value in (TRUE, FALSE), (hex(value), self.at)
-        return value == TRUE
-
-    def text(self) -> str:
-        """Return the next text: a length and that many characters."""
-        length = self.word()
-        value = self.data[self.at : self.at + length].decode("latin1")
-        self.at += length
-        return value
-
-
-# The TIA's fields in order, and how each is read: s signed word, w word, b boolean, c colour (a byte four times).
-TIA_FIELDS = (
-    "F:s B:s E:s L:s R:s lines:s line:s Q:s enabled:w vsync:w vblank:w nusiz0:w nusiz1:w "
+# The words of a pickled state in their order, and how each is read: w unsigned, s signed, b boolean, c colour (a byte
+# four times), t text, r RAM (a count, then a word a byte). After the cartridge come its banks and the rules' variables.
+LAYOUT = (
+    "left_knob:w right_knob:w frame_number:w episode_frame_number:w mode:w difficulty:w block:w md5:t system:t T:s "
+    "generator:t cpu:t A:w X:w Y:w SP:w opcode:w PC:w N:b V:b break_flag:b D:b I:b not_Z:b C:b execution_status:w "
+    "riot:t ram:r timer:w timer_shift:w timer_set:s timer_expired_at:s expired_read:b direction_a:w direction_b:w "
+    "tia:t F:s B:s E:s L:s R:s lines:s line:s Q:s enabled:w vsync:w vblank:w nusiz0:w nusiz1:w "
     "colup0:c colup1:c colupf:c colubk:c ctrlpf:w score_priority:w refp0:b refp1:b playfield:w "
     "grp0:w grp1:w old_grp0:w old_grp1:w enam0:b enam1:b enabl:b old_enabl:b hmp0:w hmp1:w hmm0:w hmm1:w hmbl:w "
     "vdelp0:b vdelp1:b vdelbl:b resmp0:b resmp1:b collisions:w p0:w p1:w m0:w m1:w bl:w "
-    "shown_grp0:w shown_grp1:w hmove_clock:s comb:b star:b star_counter:w dump:b dump_end:s"
+    "shown_grp0:w shown_grp1:w hmove_clock:s comb:b star:b star_counter:w dump:b dump_end:s "
+    "sound:t audc0:w audc1:w audf0:w audf1:w audv0:w audv1:w volume:w cartridge:t bank:w"
 )
+
+
+def parse(data: bytes) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return the fields of a pickled state by name, and where in the bytes each begins."""
+    state: dict[str, Any] = {}
+    offsets: dict[str, int] = {}
+    at = 0
+
+    def word(form: str = "<I") -> int:
+        nonlocal at
+        (value,) = struct.unpack_from(form, data, at)
+        at += 4
+        return value
+
+    for field in LAYOUT.split():
+        name, kind = field.split(":")
+        offsets[name] = at
+        if kind == "t":
+            length = word()
+            state[name] = data[at : at + length].decode("latin1")
+            at += length
+        elif kind == "r":
+            state[name] = bytes(word() for _ in range(word()))
+        elif kind == "b":
+            value = word()
+            assert value in (TRUE, FALSE), (name, hex(value))
+            state[name] = int(value == TRUE)
+        elif kind == "c":
+            state[name] = word() & 0xFF
+        else:
+            state[name] = word("<i" if kind == "s" else "<I")
+    assert (state["system"], state["riot"], state["tia"], state["sound"]) == ("System", "M6532", "TIA", "TIASound")
+    state["Z"] = 1 - state.pop("not_Z")
+    return state, offsets
 
 
 def machine_state(ale: Any) -> dict[str, Any]:
     """Return every field of `ale.cloneState()` that is understood, by name.
 
-    Names equal the attributes of `scalar.Console` where that has the field. Not contained, in ale-py's state either:
-    the "first copy hidden" flags, the mirror latch and the two pictures.
+    Names equal the attributes of `scalar.Console` where that has the field. `bank` is the bank of F8 and F6 only. Not
+    contained, in ale-py's state either: the "first copy hidden" flags, the mirror latch, the flag of a partial frame,
+    the last byte on the bus and the two pictures.
     """
-    data = ale.cloneState().__getstate__()
-    words = _Words(data)
-    state: dict[str, Any] = {}
-    for name in ("left_knob", "right_knob", "frame_number", "episode_frame_number", "mode", "difficulty", "block"):
-        state[name] = words.word()
-    state["md5"] = words.text()
-    assert words.text() == "System"
-    state["T"] = words.signed()
-    state["generator"] = words.text()
-    state["cpu"] = words.text()
-    for name in ("A", "X", "Y", "SP", "opcode", "PC"):
-        state[name] = words.word()
-    for name in ("N", "V", "break_flag", "D", "I", "not_Z", "C"):
-        state[name] = int(words.flag())
-    state["Z"] = 1 - state.pop("not_Z")
-    state["execution_status"] = words.word()
-    assert words.text() == "M6532"
-    state["ram"] = bytes(words.word() for _ in range(words.word()))
-    for name in ("timer", "timer_shift"):
-        state[name] = words.word()
-    for name in ("timer_set", "timer_expired_at"):
-        state[name] = words.signed()
-    state["expired_read"] = int(words.flag())
-    state["direction_a"], state["direction_b"] = words.word(), words.word()
-    assert words.text() == "TIA"
-    for field in TIA_FIELDS.split():
-        name, kind = field.split(":")
-        if kind == "s":
-            state[name] = words.signed()
-        elif kind == "b":
-            state[name] = int(words.flag())
-        else:
-            state[name] = words.word() & (0xFF if kind == "c" else 0xFFFFFFFF)
-    return state
+    return parse(ale.cloneState().__getstate__())[0]
+
+
+def run_from_ram(ale: Any, code: bytes) -> None:
+    """Make ale-py go on with this code at $80, instead of where it was."""
+    import ale_py
+
+    data = bytearray(ale.cloneState().__getstate__())
+    _, offsets = parse(bytes(data))
+    for k, value in enumerate(code):
+        struct.pack_into("<I", data, offsets["ram"] + 4 + 4 * k, value)
+    struct.pack_into("<I", data, offsets["PC"], 0x80)
+    ale.restoreState(ale_py.ALEState(bytes(data)))
 
 
 def screen(ale: Any) -> np.ndarray:

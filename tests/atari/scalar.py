@@ -92,6 +92,11 @@ def _colours(colup0: int, colup1: int, colupf: int, colubk: int, score: bool, pr
     return bytes(table)
 
 
+# With just these objects enabled, four pixels that hold none of them are put down at once, even if only the first of
+# them were asked for. A later segment draws over the rest, so that this shows only where a frame ends in their middle.
+BY_FOURS = {P0, P1, P0 | P1, M0, M1, M0 | M1, BL, P1 | BL, M0 | BL, M1 | BL}
+BY_FOURS_WITH_FIELD = {0, P0, P1, BL}  # In the score mode 0 only.
+
 # Collision latches in ale-py's order: two bits for each of CXM0P ... CXM1FB, bit 7 of the register first, then CXBLPF
 # (which has one), then CXPPMM.
 COLLISION_PAIRS = [
@@ -147,13 +152,14 @@ class Console:
         self.ram = bytearray(self._draw() & 0xFF for _ in range(128))
         self._draw()
         self.picture_size = WIDTH * 250
+        self.partial = self.frame_done = False
         self.system_reset()
 
     def _draw(self) -> int:
         return int(self.generator.randint(0, 1 << 32, dtype=np.uint32))
 
     def system_reset(self) -> None:
-        """Reset everything but RAM (SPEC 10.2)."""
+        """Reset everything but RAM (SPEC 10.2), and whether the last frame was a partial one, which then goes on."""
         self.T = self.F = 0
         self.bus = 0
         self.cartridge.reset()
@@ -164,8 +170,8 @@ class Console:
         self.expired_read = 0
         self.direction_a = 0
         # TIA
-        self.B = self.E = self.L = self.R = 0
-        self.fill = 0
+        self.place_window()
+        self.L = 0
         self.Q = NEVER
         self.lines = 0
         self.vsync = self.vblank = 0
@@ -190,11 +196,10 @@ class Console:
         self.dump = 0
         self.dump_end = 0
         self.line_codes: bytes | None = None  # Which objects cover each pixel; None where registers changed.
+        self.by_fours = False
         self.line_collisions = 0
         self.colours: bytes | None = None
         self.picture, self.other_picture = bytearray(self.picture_size), bytearray(self.picture_size)
-        self.partial = False
-        self.frame_done = False
         # CPU
         self.A = self.X = self.Y = 0
         self.SP = 0xFF
@@ -345,10 +350,14 @@ class Console:
             self.picture[fill : fill + count] = bytes(count)
             return
         codes = self.line_codes or self.make_line()
-        if count < WIDTH:
-            codes = codes[x : x + count]
         if self.line_collisions & ~self.collisions:
-            self.collisions |= _collisions(codes)
+            self.collisions |= _collisions(codes[x : x + count])
+        if count < WIDTH:
+            stop = x + count
+            four = stop & ~3
+            if stop > four >= x and self.by_fours and not any(code & 31 for code in codes[four : four + 4]):
+                count = four + 4 - x
+            codes = codes[x : x + count]
         self.picture[fill : fill + count] = codes.translate(self.colours or self.make_colours())
 
     def make_line(self) -> bytes:
@@ -370,6 +379,11 @@ class Console:
         if self.shown_enabl():
             line |= _rotated(_missile_mask(1 << (self.ctrlpf >> 4 & 3), 0), self.bl) * BL
         self.line_codes = line.to_bytes(WIDTH, "little")
+        objects = self.objects()
+        if self.playfield:
+            self.by_fours = objects in BY_FOURS_WITH_FIELD and not (objects and self.ctrlpf & 2)
+        else:
+            self.by_fours = objects in BY_FOURS
         self.line_collisions = _collisions(self.line_codes)
         return self.line_codes
 
@@ -377,20 +391,21 @@ class Console:
         """Return the colour of each set of objects, by the present registers."""
         score, priority = bool(self.ctrlpf & 2), bool(self.ctrlpf & 4)
         # Without any other object the score mode wins over the priority bit.
-        if priority and score and not self.any_object():
+        if priority and score and not self.objects():
             priority = False
         self.colours = _colours(self.colup0, self.colup1, self.colupf, self.colubk, score, priority)
         return self.colours
 
-    def any_object(self) -> bool:
-        """Return whether any object but the playfield is enabled, wherever it is."""
-        return bool(
-            self.shown_grp0()
-            or self.shown_grp1()
-            or (self.enam0 and not self.resmp0)
-            or (self.enam1 and not self.resmp1)
-            or self.shown_enabl()
-        )
+    def objects(self) -> int:
+        """Return which objects but the playfield are enabled, wherever they are."""
+        objects = P0 if self.shown_grp0() else 0
+        if self.shown_grp1():
+            objects |= P1
+        if self.enam0 and not self.resmp0:
+            objects |= M0
+        if self.enam1 and not self.resmp1:
+            objects |= M1
+        return objects | BL if self.shown_enabl() else objects
 
     def shown_grp0(self) -> int:
         """Return the displayed pattern of player 0, its leftmost pixel in bit 7."""
@@ -678,21 +693,29 @@ class Console:
         self.Q -= 3 * passed
         self.hmove_clock -= 3 * passed
         self.T = 0
-        self.B = self.L = self.F + CLOCKS * self.y_start
-        self.E = self.B + CLOCKS * self.height
-        self.R = CLOCKS
-        self.fill = 0
+        self.place_window()
+        self.L = self.B
         if self.pal:
             for name in ("colup0", "colup1", "colupf", "colubk"):
                 setattr(self, name, self._colour(getattr(self, name)))
             self.colours = None
 
+    def place_window(self) -> None:
+        """Set from where to where this frame is drawn, and go to its start."""
+        self.B = self.F + CLOCKS * self.y_start
+        self.E = self.B + CLOCKS * self.height
+        self.R = CLOCKS
+        self.fill = 0
+
     def grey_rest(self) -> None:
         """Make what lies below the beam grey, as a partial frame does."""
-        line = (3 * self.T - self.F) // CLOCKS
-        start = WIDTH * max(line - self.y_start, 0)
+        start = WIDTH * max(self.lines_now() - self.y_start, 0)
         stop = WIDTH * self.height
         self.picture[start:stop] = bytes((pixel & 15) >> 1 for pixel in self.picture[start:stop])
+
+    def lines_now(self) -> int:
+        """Return the lines of the frame that just ended, or until now of one that goes on."""
+        return (3 * self.T - self.F) // CLOCKS if self.partial else self.lines
 
     def screen(self) -> np.ndarray:
         """Return [H, 160] uint8, the palette indices of the picture."""
@@ -809,7 +832,7 @@ class Environment:
         long_frames = 0
         for count in range(60):
             self._emulate(0)
-            long_frames += count >= 30 and self.console.lines > 285
+            long_frames += count >= 30 and self.console.lines_now() > 285
         if long_frames >= 15:
             self.console.pal, self.console.height = True, 250
         self.console.system_reset()
