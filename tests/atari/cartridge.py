@@ -91,7 +91,7 @@ class BankedByA13(Cartridge):
 
 
 class WithExtraRam(Banked):
-    """The SC variants: 128 bytes written at $1000-$107F and read at $1080-$10FF."""
+    """The SC variants: 128 bytes, random after a system reset, written at $1000-$107F and read at $1080-$10FF."""
 
     def __init__(self, image: bytes, first_hot_spot: int, reset_bank: int):
         self.extra_ram = bytearray(128)

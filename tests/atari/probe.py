@@ -30,15 +30,15 @@ def wait_lines(count: int) -> bytes:
     return bytes([STA_ZERO_PAGE, WSYNC]) * count
 
 
-def cartridge(setup: bytes, body: bytes, size: int = 4096) -> bytes:
+def cartridge(setup: bytes, body: bytes, size: int = 4096, origin: int = ORIGIN) -> bytes:
     """Return an image that runs `setup` once, then for ever a vertical sync of three lines and `body`."""
     start = b"\x78\xd8\xa2\xff\x9a" + setup
     frame = store(VSYNC, 2) + wait_lines(3) + store(VSYNC, 0) + body
-    loop = ORIGIN + len(start)
+    loop = origin + len(start)
     code = start + frame + bytes([0x4C, loop & 0xFF, loop >> 8])
-    assert len(code) <= 0xFE0, len(code)
-    image = bytearray(code.ljust(4096, b"\xea"))
-    image[0xFFA:] = bytes([ORIGIN & 0xFF, ORIGIN >> 8]) * 3
+    assert origin - ORIGIN + len(code) <= 0xFE0, len(code)
+    image = bytearray(bytes(origin - ORIGIN) + code).ljust(4096, b"\xea")
+    image[0xFFA:] = bytes([origin & 0xFF, origin >> 8]) * 3
     return bytes(image) * (size // 4096)
 
 
@@ -238,6 +238,19 @@ def banks(hot_spots: list[int], size: int) -> bytes:
     return bytes(image)
 
 
+def extra_ram(hot_spots: list[int], size: int) -> bytes:
+    """Return an image of several 4K banks with extra RAM, used in bounds and out of them."""
+    body = b""
+    for k, spot in enumerate(hot_spots):
+        body += bytes([0xAD, spot & 0xFF, spot >> 8, 0xA9, 0x11 * (k + 1), 0x8D, 0x05 + k, 0x10])  # A write,
+        body += bytes([0xAD, 0x85 + k, 0x10, 0x85, 0x84 + k, 0xAD, 0xA0 + k, 0x10, 0x85, 0x90 + k])  # reads,
+        body += bytes([0xEE, 0x85 + k, 0x10, 0xAD, 0x85 + k, 0x10, 0x85, 0xA0 + k])  # a write where one reads,
+        body += bytes([0xAD, 0x05 + k, 0x10, 0x85, 0xB0 + k])  # and a read where one writes.
+    code = cartridge(b"", body + many_lines(200), origin=0xF100)
+    # Banks that begin with equal bytes make ale-py recognise the scheme.
+    return (bytes(256) + code[256:]) * (size // 4096)
+
+
 SINGLE: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "instruction cap": (lambda: without_sync(b"\xe6\x84"), "amidar", "4K"),
     "instruction cap after some lines": (lambda: without_sync(LITTLE_TIA, wait_lines(99)), "amidar", "4K"),
@@ -251,6 +264,8 @@ SINGLE: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "jam": (jam, "amidar", "4K"),
     **{f"timer by {n}": (lambda k=k: expired_timer(k), "amidar", "4K") for k, n in enumerate((1, 8, 64, 1024))},
     "F8": (lambda: banks([0x1FF8, 0xFFF9], 8192), "amidar", "F8"),
+    "F8SC": (lambda: extra_ram([0x1FF8, 0xFFF9], 8192), "amidar", "F8SC"),
+    "F6SC": (lambda: extra_ram([0x1FF6, 0x1FF7, 0xFFF8, 0x3FF9], 16384), "amidar", "F6SC"),
     "F6": (lambda: banks([0x1FF6, 0x1FF7, 0xFFF8, 0x3FF9], 16384), "amidar", "F6"),
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .cartridge import make_cartridge
+from .cartridge import WithExtraRam, make_cartridge
 from .cpu import CYCLES, OPERATIONS
 
 NEVER = 0x7FFFFFFF
@@ -166,6 +166,8 @@ class Console:
         # RIOT
         self.timer = 25 + self._draw() % 75
         self.timer_shift = 6
+        if isinstance(self.cartridge, WithExtraRam):
+            self.cartridge.extra_ram[:] = bytes(self._draw() & 0xFF for _ in range(128))
         self.timer_set = self.timer_expired_at = 0
         self.expired_read = 0
         self.direction_a = 0
