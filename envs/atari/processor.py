@@ -116,7 +116,8 @@ class Processor(NamedTuple):
       logged: words in the log.
       drawn: clock up to which collisions are known, as `video` says.
       collisions: 16 bits: two for each of the registers from CXM0P to CXPPMM, as far as they are known.
-      waits: time at which it reads collisions that are not known yet; 0 where it does not wait.
+      waits: time up to which it waits for the picture, to read collisions or because the frame ends; 0 where it does
+        not wait.
     """
 
     a: Array
@@ -323,6 +324,8 @@ def step(
     pulses = (moved & 2) != 0
     synced = is_vsync & ~pulses & (now >= state.sync_at)
     ended = jnp.where(synced, ENDED, ended)
+    # The picture goes on up to the access that ends the frame, though nothing is written to it.
+    closes = (ended == ENDED) & (state.ended == RUNNING)
     sync_at = jnp.where(synced, NEVER, jnp.where(is_vsync & pulses, now + CYCLES, state.sync_at))
     is_vblank = to_tia & (written == _VBLANK)
     dumps = moved >> 7
@@ -373,7 +376,7 @@ def step(
         ended=ended,
         logged=state.logged + logs,
         collisions=jnp.where(clears, 0, state.collisions),
-        waits=jnp.where(began & waits, now, state.waits),
+        waits=jnp.where((began & waits) | closes, now, state.waits),
     ), memory
 
 

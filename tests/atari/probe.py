@@ -47,8 +47,17 @@ def cartridge(setup: bytes, body: bytes, size: int = 4096, origin: int = ORIGIN)
 LEFT_OUT = ("JAM", "BRK", "JSR", "RTI", "RTS", "JMP")  # They would leave the path.
 
 
-def random_instructions(rng: random.Random, size: int = 3700) -> bytes:
-    """Return a straight line of random instructions, undocumented ones too, working on RAM, ROM, TIA and RIOT."""
+def random_instructions(
+    rng: random.Random, size: int = 3700, left_out: Sequence[str] = (), wild_pointers: bool = True
+) -> bytes:
+    """Return a straight line of random instructions, undocumented ones too, working on RAM, ROM, TIA and RIOT.
+
+    Args:
+      rng: of chances.
+      size: bytes, about.
+      left_out: mnemonics that there shall be none of.
+      wild_pointers: whether pointers may lie in the TIA.
+    """
     code = b""
     while len(code) < size:
         kind = rng.random()
@@ -63,7 +72,11 @@ def random_instructions(rng: random.Random, size: int = 3700) -> bytes:
             continue
         opcode = rng.randrange(256)
         mode = addressing_mode(opcode)
-        if MNEMONICS[opcode] in LEFT_OUT:
+        if MNEMONICS[opcode] in (*LEFT_OUT, *left_out):
+            continue
+        if mode.startswith("(") and not wild_pointers:
+            if mode == "(zero page),Y":
+                code += bytes([opcode, rng.randrange(0x80, 0xFF)])
             continue
         if mode in ("implied", "accumulator"):
             code += bytes([opcode])
