@@ -242,7 +242,7 @@ def step(
     from_rom = memory.rom(lanes.index(banks, address))
     from_ram = memory.load(lanes.ram_index(address))
     read = jnp.where(in_tia, from_tia, jnp.where(in_riot, from_riot, from_ram))
-    read = jnp.where(in_cartridge & ~lanes.in_extra(address), from_rom, read)
+    read = jnp.where(in_cartridge & ~lanes.reads_extra(address), from_rom, read)
     operand = memory.settle(jnp.where(has("immediate"), first, read))
 
     # First stage: pass, shift, or one more or less.
@@ -317,7 +317,7 @@ def step(
     began, active = active, active & ~waits
     acts = active & writes
     to_tia, to_riot = acts & in_tia, acts & in_riot
-    memory = memory.store(lanes.ram_index(address), moved, acts & (in_ram | lanes.in_extra(address)))
+    memory = memory.store(lanes.ram_index(address), moved, acts & (in_ram | lanes.writes_extra(address)))
     written = address & 0x3F
     ended = jnp.where(to_tia & (line > LAST_LINE), ENDED, state.ended)
     is_vsync = to_tia & (written == _VSYNC)
