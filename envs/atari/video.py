@@ -450,8 +450,8 @@ def _write(
     colours = video.colours
     for number in range(4):
         shift = 8 * number
-        mask = jnp.int32((0xFF << shift) - (1 << 32) if number == 3 else 0xFF << shift)
-        colours = on(COLUP0 + number, (colours & ~mask) | (value & 0xFE) << shift, colours)
+        others = 0x00FFFFFF if number == 3 else ~(0xFF << shift)
+        colours = on(COLUP0 + number, (colours & others) | (value & 0xFE) << shift, colours)
 
     reflect = video.reflect
     enabled = video.enabled
