@@ -18,7 +18,9 @@ SCHEMES = ("2K", "4K", "F8", "F6", "E0", "FE", "F8SC", "F6SC")
 """Schemes by the names that collectors use; SC has 128 bytes of memory of its own."""
 
 _SIZES = {"2K": 2, "4K": 4, "F8": 8, "F6": 16, "E0": 8, "FE": 8, "F8SC": 8, "F6SC": 16}
-_AT_RESET = {"2K": 0x1010, "4K": 0x3210, "F8": 0x7654, "F6": 0x3210, "E0": 0x7654, "FE": 0x3210}
+AT_RESET = {"2K": 0x1010, "4K": 0x3210, "F8": 0x7654, "F6": 0x3210, "E0": 0x7654, "FE": 0x3210}
+"""Which KiB of the cartridge each KiB of the console's shows after a reset, a nibble each, the lowest first."""
+
 _SWITCHING = ("F8", "F6", "E0")
 
 
@@ -96,7 +98,7 @@ class Cartridges:
             scheme=choose([names.index(scheme) for scheme in schemes]),
             base=choose(self._bases),
             extra=choose([each.scheme.endswith("SC") for each in self.cartridges]) if self.has_extra else None,
-            at_reset=choose([_AT_RESET[scheme] for scheme in schemes]),
+            at_reset=choose([AT_RESET[scheme] for scheme in schemes]),
             window=(
                 choose([228 * each.first_line for each in self.cartridges]),
                 choose([228 * (each.first_line + each.height) for each in self.cartridges]),
