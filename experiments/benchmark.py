@@ -5,6 +5,7 @@ python experiments/benchmark.py paired --env CartPole-v1
 python experiments/benchmark.py solve --env CartPole-v1 --threshold 475
 python experiments/benchmark.py sebulba --env Pong-v5 --network negligible
 python experiments/benchmark.py central --num-envs 64
+python experiments/benchmark.py atari --game Pong --num-envs 1024 --mode emulate
 python experiments/benchmark.py env --env CartPole-v1 --num-envs 1024
 python experiments/benchmark.py scaling --env CartPole-v1
 python experiments/benchmark.py matmul
@@ -27,6 +28,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import atari_rate
 import central_rate
 import cli
 import evolution_rate
@@ -333,6 +335,14 @@ def central(flags: central_rate.CentralFlags) -> dict[str, Any]:
     return {**central_rate.measure(flags), **_circumstances()}
 
 
+def atari(flags: atari_rate.AtariFlags) -> dict[str, Any]:
+    """Measure Atari games on the device beside envpool's on the CPU; see `atari_rate.AtariFlags`."""
+    _check_positive(flags, "num_envs", "steps", "repeats")
+    if flags.devices is not None and (sentence := podium.request_devices(flags.devices)):
+        print(sentence, file=sys.stderr)
+    return {**atari_rate.measure(flags), **_circumstances()}
+
+
 def evolution(flags: evolution_rate.EvolutionFlags) -> dict[str, Any]:
     """Measure evolution beside evosax; see `evolution_rate.EvolutionFlags`."""
     _check_positive(flags, "population", "generations", "repeats")
@@ -464,6 +474,7 @@ def _main(argv: Sequence[str]) -> int:
         | Annotated[sebulba_rate.SebulbaFlags, tyro.conf.subcommand("sebulba")]
         | Annotated[central_rate.CentralFlags, tyro.conf.subcommand("central")]
         | Annotated[evolution_rate.EvolutionFlags, tyro.conf.subcommand("evolution")]
+        | Annotated[atari_rate.AtariFlags, tyro.conf.subcommand("atari")]
         | Annotated[EnvFlags, tyro.conf.subcommand("env")]
         | Annotated[ScalingFlags, tyro.conf.subcommand("scaling")]
         | Annotated[MatmulFlags, tyro.conf.subcommand("matmul")]
@@ -478,6 +489,7 @@ def _main(argv: Sequence[str]) -> int:
         sebulba_rate.SebulbaFlags: sebulba,
         central_rate.CentralFlags: central,
         evolution_rate.EvolutionFlags: evolution,
+        atari_rate.AtariFlags: atari,
         EnvFlags: env_bound,
         MatmulFlags: matmul,
     }

@@ -89,6 +89,10 @@ class RunFlags:
     """Keep compiled programs in a folder of this user ($PODIUM_CACHE, else $XDG_CACHE_HOME/podium, else
     ~/.cache/podium), so that the same command starts sooner the next time."""
 
+    def options_of_env(self) -> dict[str, Any]:
+        """Return what the environment is made with."""
+        return read_options(self.env_options, "--env-options")
+
     def number_of_devices(self) -> int | None:
         """Return how many devices are asked for; None asks for none in particular."""
         return None
@@ -307,7 +311,7 @@ def _train(
         keep_checkpoints=flags.keep_checkpoints,
         progress=flags.progress,
         wandb=flags.wandb,
-        env_options=read_options(flags.env_options, "--env-options"),
+        env_options=flags.options_of_env(),
         announce=announce,
     )
     if result.interrupted:

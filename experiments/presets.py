@@ -208,6 +208,26 @@ PPO_SEBULBA: dict[str, Preset] = {
     ),
 }
 
+PPO_ATARI: dict[str, Preset] = {
+    "atari-ppo-device": Preset(
+        "atari/Pong",
+        PPO_SEBULBA["atari-ppo"].source,
+        PPO_SEBULBA["atari-ppo"].values,
+    ),
+    "atari-ppo-wide": Preset(
+        "atari/Pong",
+        "The values of atari-ppo-device, made wide for a GPU: 1,024 environments x 32 steps in 32 minibatches of 1,024 "
+        "(four times the paper's), the rate twice the paper's (Krizhevsky 2014's square-root rule).",
+        {
+            **PPO_SEBULBA["atari-ppo"].values,
+            "num_envs": 1024,
+            "rollout_length": 32,
+            "num_minibatches": 32,
+            "learning_rate": 5e-4,
+        },
+    ),
+}
+
 IMPALA_SEBULBA: dict[str, Preset] = {
     "atari-impala": Preset(
         "Pong-v5",

@@ -164,13 +164,20 @@ class Lanes:
         kib = (banks >> ((address >> 8) & 0x0C)) & 0x0F
         return self.base + (kib << 10 | address & 0x3FF)
 
-    def in_extra(self, address: Array) -> Array:
-        """Tell whether `address` is in the cartridge's own memory."""
+    def reads_extra(self, address: Array) -> Array:
+        """Tell whether the cartridge's own memory is read at `address`."""
+        return self._in_extra(address, 0x1080)
+
+    def writes_extra(self, address: Array) -> Array:
+        """Tell whether the cartridge's own memory is written at `address`, 128 below where it is read."""
+        return self._in_extra(address, 0x1000)
+
+    def _in_extra(self, address: Array, place: int) -> Array:
         if self.extra is None:
             return jnp.zeros(address.shape, bool)
-        return (self.extra != 0) & ((address & 0x1F00) == 0x1000)
+        return (self.extra != 0) & ((address & 0x1F80) == place)
 
     def ram_index(self, address: Array) -> Array:
         """Return where in the lane's memory `address` is; it must be there."""
         index = address & 0x7F
-        return index if self.extra is None else jnp.where(self.in_extra(address), index | 0x80, index)
+        return index if self.extra is None else jnp.where((address & 0x1000) != 0, index | 0x80, index)

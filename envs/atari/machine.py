@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from podium.envs.atari import opcodes, picture, processor, video
 from podium.envs.atari.cartridges import Cartridges, Lanes
 from podium.envs.atari.controls import Controls
-from podium.envs.atari.processor import ENDED, NEVER, RUNNING, Processor
+from podium.envs.atari.processor import ENDED, NEVER, RUNNING, Processor, Values
 from podium.envs.atari.video import NOTHING, Video
 from podium.types import Array
 
@@ -25,6 +26,11 @@ LOG = 512
 
 RECORDS = 2048
 """Of a frame that is drawn; what comes after the last is not drawn."""
+
+
+@jax.jit
+def _same(values: Any) -> Any:
+    return values
 
 
 class Machine(NamedTuple):
@@ -104,6 +110,11 @@ class _Stored:
     def any(self, where: Array) -> Array:
         return where.any()
 
+    def settle(self, values: Values) -> Values:
+        # A call that is not inlined: XLA's CPU fuses what it can, and computes it again in each fusion that uses it.
+        with set_xla_metadata(inlineable="false"):
+            return _same(values)
+
 
 def frame(
     cartridges: Cartridges, machine: Machine, which: Array, controls: Controls, active: Array, draws: Array
@@ -148,7 +159,8 @@ def frame(
             cycle = word >> 14 & 0x7F
             clock = jnp.where(is_read, 3 * state.waits, (word >> 21) * video.CLOCKS + 3 * cycle)
             register = jnp.where(is_read, NOTHING, word >> 8 & 0x3F)
-            view, record, done = video.step(view, lanes, clock, cycle, register, word & 0xFF, place < wanted)
+            value, active = word & 0xFF, place < wanted
+            view, record, done = video.step(view, lanes, clock, cycle, register, value, active, memory.settle)
             keeps = record.drew & draws & (kept < RECORDS)
             at = jnp.where(keeps, kept, RECORDS)
             records = tuple(
@@ -170,7 +182,7 @@ def frame(
 
     def goes_on(carry: Any) -> Array:
         state = carry[0]
-        return ((state.ended == RUNNING) | (state.then != 0) | (state.logged > 0)).any()
+        return ((state.ended == RUNNING) | (state.then != 0) | (state.logged + state.waits > 0)).any()
 
     carry = begin(machine.processor, active), memory, machine.video, records, none
     state, memory, view, records, kept = lax.while_loop(goes_on, round_, carry)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podium.envs.atari.video import COPIES_AT_16, COPIES_AT_32, COPIES_AT_64, WIDTH
+from podium.envs.atari.video import COPIES_AT_16, COPIES_AT_32, COPIES_AT_64, WIDTH, Settle, as_it_is
 from podium.types import Array
 
 WORDS = 5
 """Of a record."""
 
+_NOWHERE = 1 << 20
 
-def draw(records: Array, counts: Array, height: int, ends: Array) -> Array:
+
+def draw(records: Array, counts: Array, height: int, ends: Array, settle: Settle = as_it_is) -> Array:
     """Return pictures of colour indices, uint8 [lanes, height, 160]; what was not drawn is 0.
 
     Args:
@@ -23,31 +23,35 @@ def draw(records: Array, counts: Array, height: int, ends: Array) -> Array:
       counts: int32 [lanes], how many there are.
       height: lines of the picture.
       ends: int32 [lanes], pixel at which drawing stopped.
+      settle: that of `processor.Memory`.
     """
     lanes, places = records.shape[1:]
-    starts = jnp.where(jnp.arange(places) < counts[:, None], records[0] & 0xFFFF, 1 << 20)
+    # One place more at the end, where no pixel is: the last record goes on for ever.
+    starts = jnp.where(jnp.arange(places) < counts[:, None], records[0] & 0xFFFF, _NOWHERE)
+    starts = jnp.pad(starts, ((0, 0), (0, 1)), constant_values=_NOWHERE)
     rows = jnp.arange(height, dtype=jnp.int32) * WIDTH
-    lane = jnp.arange(lanes)[:, None]
+    lane = jnp.arange(lanes, dtype=jnp.int32)[:, None]
+
+    def of(words: Array, place: Array) -> Array:
+        return words.at[lane, place].get(mode="promise_in_bounds")
+
+    def enter(place: Array) -> tuple[Array, ...]:
+        """Return the words of a record, and where the next begins."""
+        inside = jnp.maximum(place, 0)
+        return (*(of(words, inside) for words in records), of(starts, place + 1))
+
+    def column(carry: tuple[Array, tuple[Array, ...]], x: Array) -> tuple[tuple[Array, tuple[Array, ...]], Array]:
+        place, words = carry
+        pixel = rows + x
+        enters = words[WORDS] <= pixel
+        place = settle(place + enters)
+        words = settle(enter(place))
+        shown = jnp.where((place < 0) | (pixel >= ends[:, None]), 0, colour(words[:WORDS], pixel, x))
+        return (place, words), shown.astype(jnp.uint8)
+
     # The record that each line begins in, and from there on one comparison a pixel.
     before = jax.vmap(lambda line: jnp.searchsorted(line, rows, side="right"))(starts).astype(jnp.int32) - 1
-
-    def column(carry: Any, x: Array) -> tuple[Any, Array]:
-        place, following, words = carry
-        pixel = rows + x
-        enters = following <= pixel
-        place = place + enters
-        words = tuple(
-            jnp.where(enters, records[number][lane, place.clip(0)], word) for number, word in enumerate(words)
-        )
-        following = jnp.where(enters, starts[lane, (place + 1).clip(0, places - 1)], following)
-        following = jnp.where(place + 1 >= places, 1 << 20, following)
-        shown = jnp.where((place < 0) | (pixel >= ends[:, None]), 0, colour(words, pixel, x))
-        return (place, following, words), shown.astype(jnp.uint8)
-
-    words = tuple(records[number][lane, before.clip(0)] for number in range(WORDS))
-    following = starts[lane, (before + 1).clip(0, places - 1)]
-    following = jnp.where(before + 1 >= places, 1 << 20, following)
-    columns = lax.scan(column, (before, following, words), jnp.arange(WIDTH, dtype=jnp.int32))[1]
+    columns = lax.scan(column, (before, enter(before)), jnp.arange(WIDTH, dtype=jnp.int32))[1]
     return jnp.moveaxis(columns, 0, -1)
 
 

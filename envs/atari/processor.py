@@ -48,6 +48,9 @@ LOGGED = sum(1 << register for register in range(64) if register not in _SILENT)
 """Bit n: whether writes to the TIA's register n are logged."""
 
 
+Values = TypeVar("Values")
+
+
 class Memory(Protocol):
     """What a step reads and writes besides the state; each operation is one element a lane."""
 
@@ -73,6 +76,10 @@ class Memory(Protocol):
 
     def any(self, where: Array) -> Array:
         """Tell whether it holds in any lane."""
+        ...
+
+    def settle(self, values: Values) -> Values:
+        """Return the same values, computed once: a compiler may else compute them anew wherever they are used."""
         ...
 
 
@@ -109,7 +116,8 @@ class Processor(NamedTuple):
       logged: words in the log.
       drawn: clock up to which collisions are known, as `video` says.
       collisions: 16 bits: two for each of the registers from CXM0P to CXPPMM, as far as they are known.
-      waits: time at which it reads collisions that are not known yet; 0 where it does not wait.
+      waits: time up to which it waits for the picture, to read collisions or because the frame ends; 0 where it does
+        not wait.
     """
 
     a: Array
@@ -179,10 +187,13 @@ def step(
         banks = jnp.where(length > 2, lanes.switch(banks, state.pc + 2), banks)
         second = jnp.where(from_rom, _code_byte(state.pc + 2, memory, lanes, banks), second)
 
+    words, first, second, banks = memory.settle((words, first, second, banks))
+
     # Address.
     pointer = (first + jnp.where(has("pointer_plus_x"), state.x, 0)) & 0xFF
     pointed = memory.load(pointer & 0x7F), memory.load((pointer + 1) & 0x7F)
     stack = jnp.where(has("pull"), (state.sp + 1) & 0xFF, state.sp) | 0x100
+    pointed = memory.settle(pointed)
     is_indirect, is_zero_page, is_absolute = has("indirect"), has("zero_page"), has("absolute")
     is_stack = has("pull") | has("push")
     base = jnp.where(
@@ -206,6 +217,8 @@ def step(
     cycle = state.cycle + cycles
     line = state.line + (cycle >= CYCLES)
     cycle = jnp.where(cycle >= CYCLES, cycle - CYCLES, cycle)
+
+    address, cycle, line = memory.settle((address, cycle, line))
     now = line * CYCLES + cycle
 
     # Read.
@@ -229,8 +242,8 @@ def step(
     from_rom = memory.rom(lanes.index(banks, address))
     from_ram = memory.load(lanes.ram_index(address))
     read = jnp.where(in_tia, from_tia, jnp.where(in_riot, from_riot, from_ram))
-    read = jnp.where(in_cartridge & ~lanes.in_extra(address), from_rom, read)
-    operand = jnp.where(has("immediate"), first, read)
+    read = jnp.where(in_cartridge & ~lanes.reads_extra(address), from_rom, read)
+    operand = memory.settle(jnp.where(has("immediate"), first, read))
 
     # First stage: pass, shift, or one more or less.
     source = field("source")
@@ -254,6 +267,8 @@ def step(
     moved = jnp.where(right, value >> 1 | rotates << 7, moved) & 0xFF
     shifted_out = jnp.where(left, value >> 7, value & 1)
 
+    moved, shifted_out = memory.settle((moved, shifted_out))
+
     # Second stage: with a register.
     chosen = field("register")
     register_value = jnp.where(chosen == 0, state.a, jnp.where(chosen == 1, state.x, state.y))
@@ -273,6 +288,8 @@ def step(
     carry_out = jnp.where(is_decimal, decimal_carry, carry_out)
     overflow = jnp.where(is_decimal, (register_value ^ decimal) & (decimal ^ moved) & 0x80, overflow)
 
+    result, moved, carry_out, overflow = memory.settle((result, moved, carry_out, overflow))
+
     # Flags.
     status = state.status
     zero = jnp.where(result == 0, opcodes.ZERO, 0)
@@ -286,6 +303,8 @@ def step(
     status = jnp.where(has("flag_on"), status | flag, status & ~flag)
     status = jnp.where(has("to_status"), moved & _STATUS_MASK, status)
 
+    status = memory.settle(status)
+
     # Where it goes on.
     popped = ((operand << 8 | state.latch) + (change == 1)) & 0xFFFF
     to_pc = field("to_pc")
@@ -298,13 +317,15 @@ def step(
     began, active = active, active & ~waits
     acts = active & writes
     to_tia, to_riot = acts & in_tia, acts & in_riot
-    memory = memory.store(lanes.ram_index(address), moved, acts & (in_ram | lanes.in_extra(address)))
+    memory = memory.store(lanes.ram_index(address), moved, acts & (in_ram | lanes.writes_extra(address)))
     written = address & 0x3F
     ended = jnp.where(to_tia & (line > LAST_LINE), ENDED, state.ended)
     is_vsync = to_tia & (written == _VSYNC)
     pulses = (moved & 2) != 0
     synced = is_vsync & ~pulses & (now >= state.sync_at)
     ended = jnp.where(synced, ENDED, ended)
+    # The picture goes on up to the access that ends the frame, though nothing is written to it.
+    closes = (ended == ENDED) & (state.ended == RUNNING)
     sync_at = jnp.where(synced, NEVER, jnp.where(is_vsync & pulses, now + CYCLES, state.sync_at))
     is_vblank = to_tia & (written == _VBLANK)
     dumps = moved >> 7
@@ -355,7 +376,7 @@ def step(
         ended=ended,
         logged=state.logged + logs,
         collisions=jnp.where(clears, 0, state.collisions),
-        waits=jnp.where(began & waits, now, state.waits),
+        waits=jnp.where((began & waits) | closes, now, state.waits),
     ), memory
 
 

@@ -15,7 +15,8 @@ motion) is left out: no game of the 57 has it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -94,6 +95,14 @@ class Video(NamedTuple):
     collisions: Array
 
 
+Settle = Callable[[Any], Any]
+
+
+def as_it_is(values: Any) -> Any:
+    """Return the values: for compilers that need no help."""
+    return values
+
+
 class Record(NamedTuple):
     """What a step drew, for `picture`: from a pixel on, to where the next record begins.
 
@@ -121,9 +130,18 @@ def begin_frame(video: Video, lines: Array, where: Array) -> Video:
 
 
 def step(
-    video: Video, lanes: Lanes, clock: Array, cycle: Array, register: Array, value: Array, active: Array
+    video: Video,
+    lanes: Lanes,
+    clock: Array,
+    cycle: Array,
+    register: Array,
+    value: Array,
+    active: Array,
+    settle: Settle = as_it_is,
 ) -> tuple[Video, Record, Array]:
     """Bring the picture up to a write at a clock (and its cycle in the line) and do it, in the lanes `active`.
+
+    `settle` is that of `processor.Memory`.
 
     Returns:
       the state; the record of what was drawn; whether the write is done (else another step has to go on with it).
@@ -137,12 +155,13 @@ def step(
     delay = jnp.where(is_shape | is_reflect | (register == VBLANK), 1, delay)
     delay = jnp.where(reset.late, 11, delay)
 
-    video, record, finished = _catch_up(video, lanes, clock + delay, active)
+    delay, reset = settle((delay, reset))
+    video, record, finished = _catch_up(video, lanes, clock + delay, active, settle)
     finished = active & finished
     return _write(video, lanes, register, value, cycle, clock, reset, finished), record, finished
 
 
-def _catch_up(video: Video, lanes: Lanes, clock: Array, active: Array) -> tuple[Video, Record, Array]:
+def _catch_up(video: Video, lanes: Lanes, clock: Array, active: Array, settle: Settle) -> tuple[Video, Record, Array]:
     """Draw up to a clock; in two goes where what is drawn changes at the end of a line."""
     begins, ends = lanes.window
     at = begins + video.row * CLOCKS + video.done
@@ -163,6 +182,8 @@ def _catch_up(video: Video, lanes: Lanes, clock: Array, active: Array) -> tuple[
     end = jnp.maximum(stops - BLANK, 0)
     next_end = jnp.where(lines > 0, WIDTH, jnp.maximum(last - BLANK, 0))
     wraps = finishes & ~splits
+    goes, finishes, splits, wraps, lines, last = settle((goes, finishes, splits, wraps, lines, last))
+    first, stops, end, next_end = settle((first, stops, end, next_end))
     visible = goes & ((end > first) | (wraps & (next_end > 0)))
     limit = jnp.where(wraps, next_end, end)
     covered = []
@@ -170,7 +191,7 @@ def _catch_up(video: Video, lanes: Lanes, clock: Array, active: Array) -> tuple[
         low, high = _below(first - 32 * word), _below(limit - 32 * word)
         covered.append(jnp.where(wraps, high | ~low, high & ~low))
 
-    shown = _shown(video)
+    shown = settle(_shown(video))
     hits = _collisions(video, shown, covered)
     collisions = jnp.where(visible & (video.blank == 0), video.collisions | hits, video.collisions)
     combs = (video.comb != 0) & (first < 8)
@@ -429,8 +450,8 @@ def _write(
     colours = video.colours
     for number in range(4):
         shift = 8 * number
-        mask = jnp.int32((0xFF << shift) - (1 << 32) if number == 3 else 0xFF << shift)
-        colours = on(COLUP0 + number, (colours & ~mask) | (value & 0xFE) << shift, colours)
+        others = 0x00FFFFFF if number == 3 else ~(0xFF << shift)
+        colours = on(COLUP0 + number, (colours & others) | (value & 0xFE) << shift, colours)
 
     reflect = video.reflect
     enabled = video.enabled
