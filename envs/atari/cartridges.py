@@ -18,7 +18,9 @@ SCHEMES = ("2K", "4K", "F8", "F6", "E0", "FE", "F8SC", "F6SC")
 """Schemes by the names that collectors use; SC has 128 bytes of memory of its own."""
 
 _SIZES = {"2K": 2, "4K": 4, "F8": 8, "F6": 16, "E0": 8, "FE": 8, "F8SC": 8, "F6SC": 16}
-_AT_RESET = {"2K": 0x1010, "4K": 0x3210, "F8": 0x7654, "F6": 0x3210, "E0": 0x7654, "FE": 0x3210}
+AT_RESET = {"2K": 0x1010, "4K": 0x3210, "F8": 0x7654, "F6": 0x3210, "E0": 0x7654, "FE": 0x3210}
+"""Which KiB of the cartridge each KiB of the console's shows after a reset, a nibble each, the lowest first."""
+
 _SWITCHING = ("F8", "F6", "E0")
 
 
@@ -96,7 +98,7 @@ class Cartridges:
             scheme=choose([names.index(scheme) for scheme in schemes]),
             base=choose(self._bases),
             extra=choose([each.scheme.endswith("SC") for each in self.cartridges]) if self.has_extra else None,
-            at_reset=choose([_AT_RESET[scheme] for scheme in schemes]),
+            at_reset=choose([AT_RESET[scheme] for scheme in schemes]),
             window=(
                 choose([228 * each.first_line for each in self.cartridges]),
                 choose([228 * (each.first_line + each.height) for each in self.cartridges]),
@@ -162,13 +164,20 @@ class Lanes:
         kib = (banks >> ((address >> 8) & 0x0C)) & 0x0F
         return self.base + (kib << 10 | address & 0x3FF)
 
-    def in_extra(self, address: Array) -> Array:
-        """Tell whether `address` is in the cartridge's own memory."""
+    def reads_extra(self, address: Array) -> Array:
+        """Tell whether the cartridge's own memory is read at `address`."""
+        return self._in_extra(address, 0x1080)
+
+    def writes_extra(self, address: Array) -> Array:
+        """Tell whether the cartridge's own memory is written at `address`, 128 below where it is read."""
+        return self._in_extra(address, 0x1000)
+
+    def _in_extra(self, address: Array, place: int) -> Array:
         if self.extra is None:
             return jnp.zeros(address.shape, bool)
-        return (self.extra != 0) & ((address & 0x1F00) == 0x1000)
+        return (self.extra != 0) & ((address & 0x1F80) == place)
 
     def ram_index(self, address: Array) -> Array:
         """Return where in the lane's memory `address` is; it must be there."""
         index = address & 0x7F
-        return index if self.extra is None else jnp.where(self.in_extra(address), index | 0x80, index)
+        return index if self.extra is None else jnp.where((address & 0x1000) != 0, index | 0x80, index)

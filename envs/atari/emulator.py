@@ -90,9 +90,14 @@ class Emulator:
         images = tuple(self._images[number] for number in numbers)
         return Emulator(tuple(self.games[number] for number in numbers), images, self.run_frame)
 
-    def begin(self, consoles: Machine, which: Array, knob: Array) -> Consoles:
-        """Return consoles at the start of an episode: the score that they show now is where rewards count from."""
+    def begin(self, consoles: Machine, which: Array, knob: Array, lives: Array, started: Array) -> Consoles:
+        """Return consoles at the start of an episode: the score that they show now is where rewards count from.
+
+        `lives` and `started` are those of `starts.Starts`, int32 [lanes].
+        """
         rules = self.rules.init(which, consoles.ram[:, :128].astype(jnp.int32))
+        rules = rules._replace(lives=jnp.where(lives < 0, rules.lives, lives))
+        rules = self.rules.remember(which, rules, "started", started)
         return Consoles(consoles, rules, knob, jnp.zeros_like(which), which)
 
     def frame(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium.env import Env, reset_key, restart, transition
-from podium.envs.atari import pictures, starts
+from podium.envs.atari import pictures, starts, states
 from podium.envs.atari.emulator import Consoles, Emulator, Played, for_one
 from podium.envs.atari.games import GAMES, NUM_ACTIONS, find
 from podium.envs.atari.roms import find_rom
@@ -46,6 +46,9 @@ class Options:
       max_episode_frames: an episode is truncated after so many.
       backend: what runs the console: "xla" anywhere, or "pallas", a kernel for GPUs.
       roms: folder with cartridge images; None looks where `podium.envs.atari.roms` says.
+      start_states: where episodes begin, each drawn uniformly, in place of the states after a reset (`noop_max` then
+        has no part): the path of a file that `podium.envs.atari.states.save` wrote, or the states themselves. With
+        several games a dict of such by the games' names; the others begin as ever.
 
     Raises:
       ValueError: for a value of the wrong type or out of range.
@@ -63,6 +66,7 @@ class Options:
     max_episode_frames: int = 108_000
     backend: str = "xla"
     roms: str | None = None
+    start_states: Any = None
 
     def __post_init__(self) -> None:
         for name, allowed in (("observation", OBSERVATIONS), ("backend", BACKENDS)):
@@ -156,11 +160,10 @@ class _Environment:
     def __init__(self, name: str, emulator: Emulator, options: Options):
         self._emulator, self._options = emulator, options
         self._draws = options.observation == "pixels"
-        found = starts.load_or_make(emulator, options.noop_max)
-        self._states = found.knob.shape[1]
-        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
-        which = np.repeat(np.arange(len(emulator.games), dtype=np.int32), self._states)
-        self._starts = jax.jit(self._prepare)(flat, which)
+        found = self._find_starts()
+        self._counts = np.array([len(each.knob) for each in found], np.int32)
+        which = np.repeat(np.arange(len(found), dtype=np.int32), self._counts)
+        self._starts = jax.jit(self._prepare)(states.join(found), which)
         every = [list(range(NUM_ACTIONS)) if options.full_action_space else list(game.minimal_actions)
                  for game in emulator.games]  # fmt: skip
         self._actions = np.array(every, np.int32)
@@ -175,9 +178,20 @@ class _Environment:
         """Return it as functions."""
         return Env(self._spec, self._reset, self._step, self._render, resets_itself=True)
 
+    def _find_starts(self) -> list[starts.Starts]:
+        """Return the start states of each game."""
+        games = self._emulator.games
+        given = states.chosen(self._options.start_states, games)
+        missing = [number for number, game in enumerate(games) if game.name not in given]
+        if missing:
+            made = starts.load_or_make(self._emulator.only(missing), self._options.noop_max)
+            for row, number in enumerate(missing):
+                given[games[number].name] = jax.tree.map(lambda x, row=row: x[row], made)
+        return [given[game.name] for game in games]
+
     def _prepare(self, found: starts.Starts, which: Array) -> State:
         """Return states from start states; their pictures are made once."""
-        consoles = self._emulator.begin(found.machine, which, found.knob)
+        consoles = self._emulator.begin(found.machine, which, found.knob, found.lives, found.started)
         picture = pictures.resize(pictures.grey(found.screen), self._options.screen)
         if not self._draws:
             picture = jnp.zeros((len(which), 0, 0), jnp.uint8)
@@ -185,11 +199,20 @@ class _Environment:
         return State(consoles, picture, found.screen, self._emulator.rules.lives(which, consoles.rules), zero)
 
     def _reset(self, key: Key) -> tuple[State, TimeStep]:
-        index = jax.random.randint(key, (), 0, self._starts.lives.shape[0])
+        index = self._draw_start(key)
         state = jax.tree.map(lambda x: x[index], self._starts)
         # All pictures of the first observation are the first.
         state = state._replace(stack=jnp.repeat(state.stack[..., None], self._options.stack, -1))
         return state, restart(self._observe(state), self._info(state, jnp.zeros((), jnp.int32), jnp.zeros((), bool)))
+
+    def _draw_start(self, key: Key) -> Array:
+        """Return the number of a start state: a game uniformly, then one of its states."""
+        if (self._counts == self._counts[0]).all():
+            return jax.random.randint(key, (), 0, int(self._counts.sum()))
+        game_key, state_key = jax.random.split(key)
+        game = jax.random.randint(game_key, (), 0, len(self._counts))
+        first = np.cumsum(self._counts) - self._counts
+        return jnp.asarray(first)[game] + jax.random.randint(state_key, (), 0, jnp.asarray(self._counts)[game])
 
     def _step(self, key: Key, state: State, action: Array) -> tuple[State, TimeStep]:
         options = self._options

@@ -182,7 +182,7 @@ def frame(
 
     def goes_on(carry: Any) -> Array:
         state = carry[0]
-        return ((state.ended == RUNNING) | (state.then != 0) | (state.logged > 0)).any()
+        return ((state.ended == RUNNING) | (state.then != 0) | (state.logged + state.waits > 0)).any()
 
     carry = begin(machine.processor, active), memory, machine.video, records, none
     state, memory, view, records, kept = lax.while_loop(goes_on, round_, carry)

@@ -116,7 +116,8 @@ class Processor(NamedTuple):
       logged: words in the log.
       drawn: clock up to which collisions are known, as `video` says.
       collisions: 16 bits: two for each of the registers from CXM0P to CXPPMM, as far as they are known.
-      waits: time at which it reads collisions that are not known yet; 0 where it does not wait.
+      waits: time up to which it waits for the picture, to read collisions or because the frame ends; 0 where it does
+        not wait.
     """
 
     a: Array
@@ -241,7 +242,7 @@ def step(
     from_rom = memory.rom(lanes.index(banks, address))
     from_ram = memory.load(lanes.ram_index(address))
     read = jnp.where(in_tia, from_tia, jnp.where(in_riot, from_riot, from_ram))
-    read = jnp.where(in_cartridge & ~lanes.in_extra(address), from_rom, read)
+    read = jnp.where(in_cartridge & ~lanes.reads_extra(address), from_rom, read)
     operand = memory.settle(jnp.where(has("immediate"), first, read))
 
     # First stage: pass, shift, or one more or less.
@@ -316,13 +317,15 @@ def step(
     began, active = active, active & ~waits
     acts = active & writes
     to_tia, to_riot = acts & in_tia, acts & in_riot
-    memory = memory.store(lanes.ram_index(address), moved, acts & (in_ram | lanes.in_extra(address)))
+    memory = memory.store(lanes.ram_index(address), moved, acts & (in_ram | lanes.writes_extra(address)))
     written = address & 0x3F
     ended = jnp.where(to_tia & (line > LAST_LINE), ENDED, state.ended)
     is_vsync = to_tia & (written == _VSYNC)
     pulses = (moved & 2) != 0
     synced = is_vsync & ~pulses & (now >= state.sync_at)
     ended = jnp.where(synced, ENDED, ended)
+    # The picture goes on up to the access that ends the frame, though nothing is written to it.
+    closes = (ended == ENDED) & (state.ended == RUNNING)
     sync_at = jnp.where(synced, NEVER, jnp.where(is_vsync & pulses, now + CYCLES, state.sync_at))
     is_vblank = to_tia & (written == _VBLANK)
     dumps = moved >> 7
@@ -373,7 +376,7 @@ def step(
         ended=ended,
         logged=state.logged + logs,
         collisions=jnp.where(clears, 0, state.collisions),
-        waits=jnp.where(began & waits, now, state.waits),
+        waits=jnp.where((began & waits) | closes, now, state.waits),
     ), memory
 
 

@@ -87,6 +87,16 @@ class Rules:
         new = jax.tree.map(lambda old, new: jnp.where(over, old, new), state, new)
         return new, jnp.where(over, 0, reward), self.lives(which, new), new.terminal != 0
 
+    def remember(self, which: Array | None, state: RuleState, name: str, value: Array) -> RuleState:
+        """Return the state with a variable set, in the games that have it and where `value`, int32 [...], is not -1."""
+        variables = list(state.variables)
+        for i, game in enumerate(self.games):
+            for place, variable in enumerate(game.variables):
+                if variable.name == name:
+                    here = (value >= 0) & (len(self.games) == 1 or which == i)
+                    variables[place] = jnp.where(here, value, variables[place])
+        return state._replace(variables=tuple(variables))
+
     def lives(self, which: Array | None, state: RuleState) -> Array:
         """Return lives as ale-py reports them, int32 [...]: 0 when the game is over, but for two games."""
         kept: Any = functools.reduce(

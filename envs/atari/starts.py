@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,13 +25,13 @@ from podium.envs.atari.controls import ALWAYS, KNOB_CENTRE, controls
 from podium.envs.atari.emulator import Emulator
 from podium.envs.atari.games import Game
 from podium.envs.atari.machine import Machine, power_on, system_reset
-from podium.types import Array, PyTree
+from podium.types import Array
 
 TIMERS = 8
 """Start states of a game that differ by the timer; times the lengths of waiting, those that there are."""
 
 _SEED = 4_753_849
-_FORMAT = 1  # Of the files; another number makes them anew.
+_FORMAT = 2  # Of the files; another number makes them anew.
 
 FIRE = 1
 
@@ -42,11 +43,15 @@ class Starts(NamedTuple):
       machine: the consoles.
       knob: int32, of the paddle.
       screen: uint8 [states, height, 160], the last picture in colour indices.
+      lives: int32, as ale-py counts them; -1: what the rules read from the memory.
+      started: int32, whether the game was begun, for the rules that remember it; -1 as for `lives`.
     """
 
     machine: Machine
     knob: Any
     screen: Any
+    lives: Any
+    started: Any
 
 
 class Hold(NamedTuple):
@@ -147,7 +152,8 @@ class _Lanes:
 
     def snapshot(self) -> Starts:
         """Return how the lanes stand."""
-        return jax.tree.map(np.array, Starts(self._machine, self._knob, self._screen))
+        unknown = np.full(len(self._which), -1, np.int32)
+        return jax.tree.map(np.array, Starts(self._machine, self._knob, self._screen, unknown, unknown))
 
     def peek(self, actions: Sequence[int]) -> Starts:
         """Return how the lanes would stand after a frame with these actions; they stay as they are."""
@@ -242,15 +248,16 @@ def load_or_make(emulator: Emulator, noop_max: int) -> Starts:
     """
     folder = _folder()
     paths = [folder / _name(game, noop_max) for game in emulator.games]
-    read = [_read(path, emulator) for path in paths]
+    read = [_read(path, game) for path, game in zip(paths, emulator.games, strict=True)]
     missing = [number for number, starts in enumerate(read) if starts is None]
     if missing:
         names = ", ".join(emulator.games[number].name for number in missing)
         print(f"Making start states of {names}, once: {folder} keeps them.", file=sys.stderr)
         made = make(emulator.only(missing), noop_max)
         for row, number in enumerate(missing):
-            read[number] = jax.tree.map(lambda x, row=row: x[row], made)
-            _write(paths[number], read[number])
+            mine = jax.tree.map(lambda x, row=row: x[row], made)
+            _write(paths[number], mine, emulator.games[number])
+            read[number] = mine
     return jax.tree.map(lambda *x: np.stack(x), *read)
 
 
@@ -264,38 +271,63 @@ def _name(game: Game, noop_max: int) -> str:
     return f"{game.rom}-{game.md5[:8]}-noop{noop_max}-v{_FORMAT}.npz"
 
 
-def _leaves(emulator: Emulator) -> Starts:
-    """Return the structure of one game's states."""
-    zero = np.zeros((1, emulator.cartridges.memory), np.uint8)
-    return Starts(jax.eval_shape(power_on, zero), np.zeros(1), np.zeros(1))
-
-
-def _read(path: Path, emulator: Emulator) -> PyTree | None:
-    count = len(jax.tree.leaves(_leaves(emulator)))
+def _read(path: Path, game: Game) -> Starts | None:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            leaves = [file[f"leaf{number}"] for number in range(count)]
-            if str(file["digest"]) != _digest(leaves):
-                return None
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile):
+        starts, md5 = read_arrays(path)
+    except UNREADABLE:
         return None
-    return jax.tree.unflatten(jax.tree.structure(_leaves(emulator)), leaves)
+    return starts if md5 == game.md5 else None
 
 
-def _write(path: Path, starts: PyTree) -> None:
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(starts)]
+def _write(path: Path, starts: Starts, game: Game) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            named: Any = {f"leaf{number}": leaf for number, leaf in enumerate(leaves)}
-            np.savez_compressed(file, digest=np.array(_digest(leaves)), **named)
-        os.replace(file.name, path)
+        write_arrays(path, starts, game.md5)
     except OSError as error:
         print(f"Start states are not kept: {error}", file=sys.stderr)
 
 
-def _digest(leaves: Sequence[np.ndarray]) -> str:
+UNREADABLE = (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
+"""What `read_arrays` raises where there is no such file, or a damaged one."""
+
+
+def write_arrays(path: Path, starts: Starts, md5: str) -> None:
+    """Write start states of the cartridge with this md5, all or nothing."""
+    named = _named(starts)
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            np.savez_compressed(file, digest=np.array(_digest(named)), md5=np.array(md5), **named)
+        os.replace(file.name, path)
+    except BaseException:
+        if "file" in locals():
+            Path(file.name).unlink(missing_ok=True)
+        raise
+
+
+def read_arrays(path: Path) -> tuple[Starts, str]:
+    """Return the start states in a file, and the md5 of their cartridge; see `UNREADABLE`."""
+    # What there is by name: a console whose state has come to consist of other things does not take the old ones.
+    zero = np.zeros((1, 128), np.uint8)
+    empty = Starts(jax.eval_shape(power_on, zero), *[zero] * 4)
+    with np.load(path, allow_pickle=False) as file:
+        named = {name: file[name] for name in _named(empty)}
+        if set(file.files) != {*named, "digest", "md5"}:
+            raise ValueError("it is of another version of podium")
+        if str(file["digest"]) != _digest(named):
+            raise ValueError("its digest is wrong")
+        return jax.tree.unflatten(jax.tree.structure(empty), list(named.values())), str(file["md5"])
+
+
+def _named(starts: Starts) -> dict[str, Any]:
+    """Return the leaves of start states by name, in the order of the tree."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(starts)
+    return {jax.tree_util.keystr(path, simple=True, separator="-"): leaf for path, leaf in leaves}
+
+
+def _digest(named: dict[str, Any]) -> str:
     sha = hashlib.sha256()
-    for leaf in leaves:
-        sha.update(np.ascontiguousarray(leaf).tobytes())
+    for name, leaf in named.items():
+        array = np.ascontiguousarray(leaf)
+        sha.update(f"{name} {array.dtype} {array.shape}".encode())
+        sha.update(array.tobytes())
     return sha.hexdigest()
