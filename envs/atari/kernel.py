@@ -31,7 +31,7 @@ from podium.envs.atari import machine, opcodes, picture, processor, video
 from podium.envs.atari.cartridges import Cartridges, Lanes
 from podium.envs.atari.controls import Controls
 from podium.envs.atari.machine import LOG, RECORDS, Machine
-from podium.envs.atari.processor import RUNNING, Processor, Values
+from podium.envs.atari.processor import Processor, Values
 from podium.envs.atari.video import NOTHING, Video
 from podium.types import Array
 
@@ -250,8 +250,7 @@ def _run(
         return work_off(state, view, kept)
 
     def goes_on(carry: Any) -> Array:
-        state = carry[0]
-        return memory.any((state.ended == RUNNING) | (state.then != 0) | (state.logged > 0))
+        return memory.any(machine.unfinished(carry[0]))
 
     state, view, _ = _load(changed.lanes, words)
     state = machine.begin(state, active != 0)
