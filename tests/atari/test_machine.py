@@ -35,7 +35,8 @@ class Batch:
         self.frame = jax.jit(self._frame)
 
     def begin(self, found: starts.Starts) -> Consoles:
-        return self.emulator.begin(*jax.tree.map(jnp.asarray, (found.machine, self.which, found.knob)))
+        found = jax.tree.map(jnp.asarray, found)
+        return self.emulator.begin(found.machine, self.which, found.knob, found.lives, found.started)
 
     def _frame(self, consoles: Consoles, action: Any, draws: Any) -> Any:
         everywhere = jnp.ones(len(self.games), bool)
@@ -61,10 +62,9 @@ class Batch:
                 paid = oracle.act(ale, self.actions[lane])
                 wanted = paid, ale.lives(), ale.game_over()
                 got = reward[lane], lives[lane], over[lane]
-                if got != wanted or not (ram[lane] == ale.getRAM()).all():
-                    found.append(
-                        f"{game.name}, frame {number}: {got}, ale-py {wanted}, RAM {ram[lane] != ale.getRAM()}"
-                    )
+                cells = np.flatnonzero(ram[lane] != ale.getRAM()) + 0x80
+                if got != wanted or len(cells):
+                    found.append(f"{game.name}, frame {number}: {got}, ale-py {wanted}, RAM {cells}")
                 # Qbert's first frame goes on with what its reset left undone, over a picture that is not kept.
                 if draws and not (game.name == "Qbert" and number == 0):
                     self.screens += 1
@@ -83,7 +83,7 @@ class Batch:
                 ale.reset_game()
                 one = jax.tree.map(jnp.asarray, states.from_ale(ale, game))
                 which = jnp.full(1, lane, jnp.int32)
-                fresh = self.emulator.begin(one.machine, which, one.knob)
+                fresh = self.emulator.begin(one.machine, which, one.knob, one.lives, one.started)
                 self.consoles = jax.tree.map(lambda old, new, lane=lane: old.at[lane].set(new[0]), self.consoles, fresh)
 
 
