@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import platform
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -33,6 +35,9 @@ os.environ.setdefault("WANDB_SILENT", "true")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if "PYTEST_XDIST_WORKER" not in os.environ:  # One folder for all workers of a session, and nobody's own.
+    os.environ["PODIUM_CACHE"] = tempfile.mkdtemp(prefix="podium-tests-cache-")
+    atexit.register(shutil.rmtree, os.environ["PODIUM_CACHE"], ignore_errors=True)
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_cache_folder()))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 

@@ -1,8 +1,8 @@
-"""The batched core against ale-py, frame by frame: RAM, reward, lives, the end of a game, and screens."""
+"""Emulated consoles against ale-py, frame by frame: memory, reward, lives and end always, screens where they are drawn."""
 
 from __future__ import annotations
 
-import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -10,106 +10,103 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from atari import oracle
+from atari import oracle, play
 from podium.envs.atari import starts, states
 from podium.envs.atari.emulator import Consoles, Emulator
-from podium.envs.atari.games import GAMES, Game
+from podium.envs.atari.games import GAMES, Game, find
 from podium.envs.atari.roms import find_rom
+from podium.envs.atari.starts import Starts
 
 pytest.importorskip("ale_py", reason='ale-py is in the extra: pip install "podium[atari]"')
 
+Lane = tuple[Game, Any, Iterator[int]]
+"""A game, ale-py with it, and what is played."""
 
-class Batch:
-    """A lane for each of some games, in one program, beside an ale-py for each."""
+UNDRAWN = {"Qbert": 2}
+"""Frames after a reset of which ale-py shows lines that nobody drew, as they were two frames ago; here they are black."""
 
-    def __init__(self, games: tuple[Game, ...], seed: int):
-        self.games, self.random = games, random.Random(seed)
-        self.emulator = Emulator(games, tuple(find_rom(game) for game in games))
-        self.ales = [oracle.make(game.rom) for game in games]
-        for ale in self.ales:
+
+def emulator(games: tuple[Game, ...]) -> Emulator:
+    return Emulator(games, tuple(map(find_rom, games)))
+
+
+def begin(emulator: Emulator, which: Any, found: Starts) -> Consoles:
+    found = jax.tree.map(jnp.asarray, found)
+    return emulator.begin(found.machine, jnp.asarray(which, jnp.int32), found.knob, found.lives, found.started)
+
+
+def compiled(emulator: Emulator, draws: bool) -> Callable[..., Any]:
+    """Return a function of one frame."""
+    return jax.jit(lambda consoles, action: emulator.play(consoles, action, jnp.zeros((len(action), 1), bool), draws))
+
+
+def differences(lane: Lane, action: int, ram: Any, reward: Any, lives: Any, over: Any, screen: Any | None) -> list[str]:
+    """Play the frame in ale-py too and return what differs."""
+    game, ale, _ = lane
+    wanted = oracle.act(ale, action), ale.lives(), ale.game_over()
+    found = [] if (wanted == (reward, lives, over)) else [f"reward, lives, over {reward, lives, over}, ale-py {wanted}"]
+    if (cells := np.flatnonzero(ram[:128] != ale.getRAM())).size:
+        found.append(f"RAM at {[hex(cell + 128) for cell in cells[:6]]}")
+    if screen is not None and (pixels := np.argwhere(screen != ale.getScreen())).size:
+        found.append(f"{len(pixels)} pixels, the first {pixels[0].tolist()}")
+    return [f"{game.name}: {each}" for each in found]
+
+
+def follow(lanes: list[Lane], emulator: Emulator, consoles: Consoles, num_frames: int, draw_every: int) -> int:
+    """Play all lanes beside ale-py; where a game ends, both begin again from ale-py's reset. Return how many ended."""
+    step = {draws: compiled(emulator, draws) for draws in (False, True)}
+    since = np.zeros(len(lanes), int)
+    ends = 0
+    for frame in range(num_frames):
+        actions = [next(actions) for _, _, actions in lanes]
+        draws = frame % draw_every == 0
+        consoles, played = step[draws](consoles, jnp.asarray(actions, jnp.int32))
+        got = [np.asarray(x) for x in (consoles.machine.ram, played.reward, played.lives, played.over)]
+        screens = np.asarray(played.screens[:, 1]) if draws else None
+        wrong = []
+        for number, lane in enumerate(lanes):
+            shown = screens is not None and since[number] >= UNDRAWN.get(lane[0].name, 0)
+            screen = screens[number] if shown else None
+            wrong += differences(lane, actions[number], *(x[number] for x in got), screen)
+        assert not wrong, f"frame {frame}: {wrong}"
+        since += 1
+        for number in np.flatnonzero(got[3]):
+            game, ale, _ = lanes[number]
             ale.reset_game()
-        self.which = jnp.arange(len(games), dtype=jnp.int32)
-        self.consoles = self.begin(states.join([states.from_ale(*pair) for pair in zip(self.ales, games, strict=True)]))
-        self.actions = [0] * len(games)
-        self.rewards = self.ends = self.screens = 0
-        self.frame = jax.jit(self._frame)
-
-    def begin(self, found: starts.Starts) -> Consoles:
-        found = jax.tree.map(jnp.asarray, found)
-        return self.emulator.begin(found.machine, self.which, found.knob, found.lives, found.started)
-
-    def _frame(self, consoles: Consoles, action: Any, draws: Any) -> Any:
-        everywhere = jnp.ones(len(self.games), bool)
-        machine, knob, screens = self.emulator.frame(
-            consoles.machine, self.which, action, consoles.knob, everywhere, draws
-        )
-        ram = machine.ram[:, :128].astype(jnp.int32)
-        rules, *judged = self.emulator.rules.frame(self.which, consoles.rules, ram)
-        return consoles._replace(machine=machine, knob=knob, rules=rules), judged, screens
-
-    def play(self, frames: int, draw_every: int) -> list[str]:
-        """Play random actions, each held for a while; return what differed. Games that end begin anew."""
-        found = []
-        for number in range(frames):
-            for lane, game in enumerate(self.games):
-                if self.random.random() < 0.25:
-                    self.actions[lane] = self.random.choice(game.minimal_actions)
-            draws = number % draw_every == 0
-            self.consoles, judged, screens = self.frame(self.consoles, jnp.array(self.actions), jnp.array(draws))
-            ram, (reward, lives, over) = np.asarray(self.consoles.machine.ram), map(np.asarray, judged)
-            screens = np.asarray(screens)
-            for lane, (game, ale) in enumerate(zip(self.games, self.ales, strict=True)):
-                paid = oracle.act(ale, self.actions[lane])
-                wanted = paid, ale.lives(), ale.game_over()
-                got = reward[lane], lives[lane], over[lane]
-                cells = np.flatnonzero(ram[lane] != ale.getRAM()) + 0x80
-                if got != wanted or len(cells):
-                    found.append(f"{game.name}, frame {number}: {got}, ale-py {wanted}, RAM {cells}")
-                # Qbert's first frame goes on with what its reset left undone, over a picture that is not kept.
-                if draws and not (game.name == "Qbert" and number == 0):
-                    self.screens += 1
-                    wrong = (screens[lane] != ale.getScreen()).sum()
-                    found += [f"{game.name}, frame {number}: {wrong} pixels"] * bool(wrong)
-                self.rewards += paid != 0
-            self._begin_anew()
-            if len(found) > 5:
-                break
-        return found
-
-    def _begin_anew(self) -> None:
-        for lane, (game, ale) in enumerate(zip(self.games, self.ales, strict=True)):
-            if ale.game_over():
-                self.ends += 1
-                ale.reset_game()
-                one = jax.tree.map(jnp.asarray, states.from_ale(ale, game))
-                which = jnp.full(1, lane, jnp.int32)
-                fresh = self.emulator.begin(one.machine, which, one.knob, one.lives, one.started)
-                self.consoles = jax.tree.map(lambda old, new, lane=lane: old.at[lane].set(new[0]), self.consoles, fresh)
+            which = consoles.which[number]
+            fresh = begin(emulator, which[None], states.from_ale(ale, game))
+            consoles = states.set_state(consoles, int(number), states.get_state(fresh, 0))
+            since[number], ends = 0, ends + 1
+    return ends
 
 
-def test_a_hundred_frames_of_every_game_are_those_of_ale_py() -> None:
-    """One program of 57 cartridges; 40 frames of every game and 100 of some were asked for."""
-    batch = Batch(GAMES, seed=0)
-    assert batch.play(100, draw_every=9) == []
-    assert batch.screens == 12 * len(GAMES) - 1 and batch.rewards > 10
+def test_all_games_in_one_program():
+    """100 frames of each from its reset, and of eight games those around an end, after hundreds in ale-py."""
+    engine = emulator(GAMES)
+    lanes: list[Lane] = []
+    for game in GAMES:
+        lanes.append((game, play.after_reset(game), oracle.held_actions(list(game.minimal_actions), 0)))
+    found = [states.from_ale(ale, game) for game, ale, _ in lanes]
+    for number, name in enumerate(play.ENDING):
+        ale, actions, state = play.near_end(name, 12 + 2 * number)
+        lanes.append((find(name), ale, iter([*actions, *[0] * 100])))
+        found.append(state)
+    which = [GAMES.index(game) for game, _, _ in lanes]
+    assert follow(lanes, engine, begin(engine, which, states.join(found)), 100, 5) >= len(play.ENDING)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_thousand_frames_of_every_game_are_those_of_ale_py(seed: int) -> None:
-    batch = Batch(GAMES, seed)
-    assert batch.play(1000, draw_every=25) == []
-    assert batch.rewards > 300 and batch.ends > 5
-
-
-@pytest.mark.slow
-def test_resets_made_on_the_device_are_those_of_ale_py() -> None:
-    """From the power switch through two resets of the environment, screens too."""
-    emulator = Emulator(GAMES, tuple(find_rom(game) for game in GAMES))
-    made = starts.make(emulator, 0)
-    for lane, game in enumerate(GAMES):
-        ale = oracle.make(game.rom)
-        ale.reset_game()
-        assert (made.machine.ram[lane, 0] == ale.getRAM()).all(), game.name
-        if game.name != "Qbert":  # Its last frame is cut, and grey where ale-py says so.
-            assert (made.screen[lane, 0] == ale.getScreen()).all(), game.name
+@pytest.mark.timeout(7200)
+def test_all_games_from_the_power_switch():
+    """1,000 frames of each, from consoles that ale-py had no part in; games that end begin again."""
+    engine = emulator(GAMES)
+    made = starts.make(engine, 0)
+    lanes: list[Lane] = []
+    for number, game in enumerate(GAMES):
+        ale = play.after_reset(game)
+        assert bytes(made.machine.ram[number, 0, :128]) == oracle.ram(ale), game.name
+        if game.name not in UNDRAWN:
+            np.testing.assert_array_equal(made.screen[number, 0], ale.getScreen(), game.name)
+        lanes.append((game, ale, oracle.held_actions(list(game.minimal_actions), 2)))
+    first = jax.tree.map(lambda x: x[:, 0], made)
+    follow(lanes, engine, begin(engine, range(len(GAMES)), first), 1000, 20)
