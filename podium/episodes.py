@@ -30,12 +30,16 @@ def begin(num_envs: int) -> Episodes:
 
 
 def accumulate(episodes: Episodes, timestep: TimeStep) -> tuple[Episodes, Ended]:
-    """Add one batched step; the reward counted is `info["raw_reward"]` where a wrapper put it there."""
+    """Add one batched step.
+
+    The reward counted is `info["raw_reward"]` where there is one, and the end of an episode `info["episode_end"]`: an
+    environment may mark what is no end, such as a lost life, as terminal for the learner.
+    """
     valid = True if timestep.valid is None else timestep.valid
     reward = timestep.info.get("raw_reward", timestep.reward)
     total = episodes.episode_return + jnp.where(valid, reward, 0.0)
     length = episodes.episode_length + jnp.where(valid, 1, 0)
-    last = timestep.last & valid
+    last = timestep.info.get("episode_end", timestep.last) & valid
     ended = Ended(last, jnp.where(last, total, 0.0), jnp.where(last, length, 0))
     return Episodes(jnp.where(last, 0.0, total), jnp.where(last, 0, length)), ended
 

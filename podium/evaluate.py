@@ -105,7 +105,7 @@ def make_evaluator(
             reward = timestep.info.get("raw_reward", timestep.reward)
             total = total + jnp.where(done, 0.0, reward)
             length = length + jnp.where(done, 0.0, 1.0)
-            done = done | timestep.last
+            done = done | timestep.info.get("episode_end", timestep.last)
             return t + 1, env_state, timestep.obs, jnp.zeros_like(first), output.carry, done, total, length
 
         first = jnp.ones(num_episodes, bool)

@@ -356,7 +356,7 @@ def _processor(console: Mapping[str, Any], game: Game) -> dict[str, int]:
         "ended": processor.CUT if was_cut else processor.ENDED,
         "logged": 0,
         "drawn": drawn,
-        "collisions": console["collisions"],
+        "collisions": _collisions(console["collisions"]),
         "waits": 0,
     }
 
@@ -396,8 +396,14 @@ def _video(console: Mapping[str, Any]) -> dict[str, int]:
         "missile_1": console["m1"],
         "ball": console["bl"],
         "moved_at": console["hmove_clock"] - 3 * passed + 3 * first,
-        "collisions": console["collisions"],
+        "collisions": _collisions(console["collisions"]),
     }
+
+
+def _collisions(latches: int) -> int:
+    """Return ale-py's latches in podium's order: bit 6 of each register before bit 7; CXBLPF has bit 7 only."""
+    apart = latches & 0x1FFF | (latches & 0x6000) << 1
+    return (apart & 0x5555) << 1 | (apart & 0xAAAA) >> 1
 
 
 def _reverse(byte: int) -> int:

@@ -24,7 +24,7 @@ def test_names_hold_every_family():
         ("CartPole-v0", "'CartPole-v1'"),
         ("cart_pole", "'CartPole-v1'"),
         ("catch", "'podium/Catch' or 'Catch-bsuite'"),
-        ("atari/Breakout", "'Breakout-MinAtar'"),
+        ("atari/breakout", "'atari/Breakout'"),
         ("mountaincar", "'MountainCar-v0'"),
         ("spaceinvader", "'SpaceInvaders-MinAtar'"),
     ],
