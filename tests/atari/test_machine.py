@@ -1,4 +1,4 @@
-"""Emulated consoles against ale-py, frame by frame: memory, reward, lives and end always, screens where they are drawn."""
+"""Emulated consoles against ale-py, frame by frame: memory, reward, lives, end, and the screens that are drawn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Lane = tuple[Game, Any, Iterator[int]]
 """A game, ale-py with it, and what is played."""
 
 UNDRAWN = {"Qbert": 2}
-"""Frames after a reset of which ale-py shows lines that nobody drew, as they were two frames ago; here they are black."""
+"""Frames after a reset in which ale-py shows undrawn lines as they were two frames ago; here they are black."""
 
 
 def emulator(games: tuple[Game, ...]) -> Emulator:
