@@ -309,7 +309,7 @@ def read_arrays(path: Path) -> tuple[Starts, str]:
     # What there is by name: a console whose state has come to consist of other things does not take the old ones.
     zero = np.zeros((1, 128), np.uint8)
     empty = Starts(jax.eval_shape(power_on, zero), *[zero] * 4)
-    with np.load(path, allow_pickle=False) as file:
+    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         named = {name: file[name] for name in _named(empty)}
         if set(file.files) != {*named, "digest", "md5"}:
             raise ValueError("it is of another version of podium")
