@@ -15,7 +15,7 @@ from podium.types import TimeStep
 T, B = 12, 6
 
 
-def timesteps(raw: bool, masked: bool) -> TimeStep:
+def timesteps(raw: bool, masked: bool, lives: bool = False) -> TimeStep:
     """Return steps [T, B] with every kind of end, the first and the last step among them."""
     rng = np.random.default_rng(0)
     ended = rng.random((2, T, B)) < 0.2
@@ -23,6 +23,8 @@ def timesteps(raw: bool, masked: bool) -> TimeStep:
     reward = rng.normal(size=(T, B)).astype(np.float32)
     valid = rng.random((T, B)) < 0.8 if masked else None
     info = {"raw_reward": 10 * reward} if raw else {}
+    if lives:  # Two ends of three are but lost lives.
+        info["episode_end"] = (ended[0] | ended[1]) & (rng.random((T, B)) < 1 / 3)
     return TimeStep(np.zeros((T, B)), reward, ended[0], ended[1], np.zeros((T, B)), info, valid)
 
 
@@ -33,8 +35,10 @@ def accumulate(steps: TimeStep) -> Any:
 
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_episodes_are_the_slow_loop(raw: bool, masked: bool) -> None:
-    steps = timesteps(raw, masked)
+@pytest.mark.parametrize("lives", [False, True])
+def test_episodes_are_the_slow_loop(raw: bool, masked: bool, lives: bool) -> None:
+    steps = timesteps(raw, masked, lives)
+    ends = steps.info["episode_end"] if lives else steps.last
     following, ended = accumulate(steps)
     reward = steps.info["raw_reward"] if raw else steps.reward
     for b in range(B):
@@ -43,7 +47,7 @@ def test_episodes_are_the_slow_loop(raw: bool, masked: bool) -> None:
             counts = steps.valid is None or steps.valid[t, b]
             if counts:
                 total, length = total + reward[t, b], length + 1
-            last = bool(counts and steps.last[t, b])
+            last = bool(counts and ends[t, b])
             assert bool(ended.ended[t, b]) == last
             np.testing.assert_allclose(ended.episode_return[t, b], total if last else 0, rtol=1e-5, atol=1e-5)
             assert int(ended.episode_length[t, b]) == (length if last else 0)
