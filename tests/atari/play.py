@@ -26,10 +26,13 @@ def after_reset(game: Game) -> Any:
     return ale
 
 
-def near_end(name: str, frames: int) -> tuple[Any, list[int], Starts]:
-    """Return ale-py so many frames before an end of the game, the actions that lead there, and its state."""
+def near_end(name: str, frames: int, lives: int = 0) -> tuple[Any, list[int], Starts]:
+    """Return ale-py so many frames before no more lives than these are left, the actions to there, and its state.
+
+    With no `lives` that is the end of the game.
+    """
     game = find(name)
-    data, actions = _before_end(game, ENDING[name], frames)
+    data, actions = _before_end(game, ENDING[name], frames, lives)
     ale = after_reset(game)
     for action in actions[:-frames]:
         oracle.act(ale, action)
@@ -39,13 +42,13 @@ def near_end(name: str, frames: int) -> tuple[Any, list[int], Starts]:
 
 
 @functools.cache
-def _before_end(game: Game, seed: int, frames: int) -> tuple[bytes, list[int]]:
+def _before_end(game: Game, seed: int, frames: int, lives: int) -> tuple[bytes, list[int]]:
     ale = after_reset(game)
     actions, before = [], deque([bytes(ale.cloneState().__getstate__())], frames)
     for action in islice(oracle.held_actions(list(game.minimal_actions), seed), 3000):
         oracle.act(ale, action)
         actions.append(action)
-        if ale.game_over():
+        if ale.game_over() or 0 < ale.lives() <= lives:
             return before[0], actions
         before.append(bytes(ale.cloneState().__getstate__()))
     raise AssertionError(f"{game.name} did not end.")
