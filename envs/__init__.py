@@ -189,7 +189,7 @@ def near_misses(name: str, known: list[str], most: int = 3) -> list[str]:
     scores = {other: similarity(other) for other in known}
     best = max(scores.values(), default=0.0)
     close = [other for other in known if scores[other] >= max(0.7, best - 0.1)]
-    return sorted(close, key=lambda other: -scores[other])[:most]
+    return sorted(close, key=lambda other: (-scores[other], plain(other) != plain(name)))[:most]
 
 
 def _factory_options(name: str) -> list[str] | None:

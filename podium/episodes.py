@@ -32,8 +32,8 @@ def begin(num_envs: int) -> Episodes:
 def accumulate(episodes: Episodes, timestep: TimeStep) -> tuple[Episodes, Ended]:
     """Add one batched step.
 
-    The reward counted is `info["raw_reward"]` where the environment or a wrapper put it there, and an episode ends
-    where `info["episode_end"]` says, which leaves out the lost lives that only learning takes for ends; else at `last`.
+    The reward counted is `info["raw_reward"]` where there is one, and the end of an episode `info["episode_end"]`: an
+    environment may mark what is no end, such as a lost life, as terminal for the learner.
     """
     valid = True if timestep.valid is None else timestep.valid
     reward = timestep.info.get("raw_reward", timestep.reward)

@@ -103,7 +103,8 @@ class TimeStep(NamedTuple):
       next_obs: the observation that the action led to, before any reset. Equal to `obs` but where an
         episode ended and an automatic reset followed.
       info: further arrays, of one fixed structure in every step. `info["raw_reward"]`, where present, is
-        the reward before clipping or scaling; returns are reported from it.
+        the reward before clipping or scaling; returns are reported from it. `info["episode_end"]`, where present, is
+        where the environment's episode ends, if a learner's may end before (a lost life).
       valid: None when every row is a real transition; else False marks a row that is none (an
         environment that resets in the NEXT step returns such a row), which losses and statistics leave out.
     """

@@ -7,6 +7,9 @@ logs and records lie in global memory, of which a warp's part stays in the cache
 A lane's store must be seen by its next load. It is, because a thread does both: blocks of as many lanes as a warp has
 threads are laid out one lane a thread, whatever is computed with them.
 
+What goes in and out once a frame is packed into groups of four words a lane. That is less for speed than for Triton's
+compiler, which takes time in proportion to the loads and stores there are, times the square of all operations.
+
 On other devices the same kernel is interpreted, slowly: for tests.
 """
 
@@ -14,10 +17,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
@@ -26,7 +31,7 @@ from podium.envs.atari import machine, opcodes, picture, processor, video
 from podium.envs.atari.cartridges import Cartridges, Lanes
 from podium.envs.atari.controls import Controls
 from podium.envs.atari.machine import LOG, RECORDS, Machine
-from podium.envs.atari.processor import RUNNING, Processor, Values
+from podium.envs.atari.processor import Processor, Values
 from podium.envs.atari.video import NOTHING, Video
 from podium.types import Array
 
@@ -37,58 +42,60 @@ STEPS = 4
 """Of the processors between two looks at whether any goes on, which all lanes must wait for."""
 
 
-class _Shared(NamedTuple):
-    """What all blocks are given.
+class _Given(NamedTuple):
+    """What the kernel is given.
 
     Attributes:
       draws: int32 [1].
       data: uint8, the cartridges.
-      rows: int32 [3, rows], of `opcodes.table()`.
+      rows: int32 [rows, 4], of `opcodes.table()` and a column of zeros.
+      lanes: groups of `_Constants`.
     """
 
     draws: Any
     data: Any
     rows: Any
+    lanes: Any
 
 
-class _Each(NamedTuple):
-    """What lanes are given, int32 [blocks, LANES] each.
+class _Constants(NamedTuple):
+    """What a lane is given, int32 each.
 
     Attributes:
-      controls: what their ports hold.
+      active: whether its frame is run.
+      controls: what its ports hold.
       lanes: the arrays of `Lanes` by name; none where there is one cartridge only.
     """
 
+    active: Array
     controls: Controls
     lanes: dict[str, Any]
 
 
-class _State(NamedTuple):
-    """What a frame changes.
+class _Changed(NamedTuple):
+    """What the kernel changes.
 
     Attributes:
       ram: uint8 [blocks, places, LANES].
-      processor: int32 [blocks, LANES] each.
-      video: likewise.
+      lanes: groups of `Processor` and `Video`, and one word more: how many records there are.
     """
 
     ram: Any
-    processor: Processor
-    video: Video
+    lanes: Any
 
 
 class _Made(NamedTuple):
-    """What a frame leaves besides.
+    """What the kernel leaves besides.
 
     Attributes:
       logs: int32 [blocks, LOG, LANES], of no meaning afterwards.
-      records: int32 [blocks, RECORDS, LANES] each.
-      kept: int32 [blocks, LANES], how many records there are.
+      starts: int32 [blocks, RECORDS, LANES], the first words of records.
+      records: int32 [blocks, RECORDS, LANES, 4], the others.
     """
 
     logs: Any
-    records: tuple[Any, ...]
-    kept: Any
+    starts: Any
+    records: Any
 
 
 def frame(
@@ -119,42 +126,49 @@ def frame(
     count = which.shape[0]
     blocks = -(-count // LANES)
     lanes = cartridges.lanes(which)
-    arrays = {name: value for name, value in vars(lanes).items() if name != "schemes"}
-    shared = _Shared(
-        jnp.asarray(draws, jnp.int32).reshape(1), jnp.asarray(cartridges.data), jnp.asarray(opcodes.table().T)
+    arrays = {name: value for name, value in vars(lanes).items() if name != "schemes"} if len(cartridges) > 1 else {}
+    constants = _Constants(jnp.asarray(active, jnp.int32), controls, arrays)
+    given = _Given(
+        jnp.asarray(draws, jnp.int32).reshape(1),
+        jnp.asarray(cartridges.data),
+        jnp.asarray(np.pad(opcodes.table(), ((0, 0), (0, 1)))),
+        _group(constants, blocks),
     )
-    each = _Each(_fill(controls, blocks), _fill(arrays, blocks) if len(cartridges) > 1 else {})
-    state = _State(
-        _by_place(machine_.ram, blocks),
-        machine.begin(_fill(machine_.processor, blocks), _fill(active, blocks)),
-        _fill(machine_.video, blocks),
+    words = machine_.processor, machine_.video, jnp.zeros_like(which)
+    structure: Any = jax.tree.structure(words)
+    changed, made = _call(
+        functools.partial(_run, cartridges, lanes.schemes, jax.tree.structure(constants), structure),
+        given,
+        _Changed(_by_place(machine_.ram, blocks), _group(words, blocks)),
+        interpret,
     )
-    state, made = _call(cartridges, lanes.schemes, shared, each, state, interpret)
-    ended, view = jax.tree.map(lambda x: x.reshape(-1)[:count], (state.processor, state.video))
+    state, view, kept = jax.tree.unflatten(structure, _ungroup(changed.lanes, count)[: structure.num_leaves])
 
     def draw() -> Array:
-        records = jnp.stack([_by_lane(words, count) for words in made.records])
+        others = jnp.moveaxis(made.records, (3, 0, 2), (0, 1, 2)).reshape(4, -1, RECORDS)[:, :count]
+        records = jnp.concatenate([_by_lane(made.starts, count)[None], others])
         ends = view.row * video.WIDTH + jnp.maximum(view.done - video.BLANK, 0)
-        return picture.draw(records, made.kept.reshape(-1)[:count], cartridges.height, ends)
+        return picture.draw(records, kept, cartridges.height, ends)
 
     pictures = lax.cond(draws, draw, lambda: jnp.zeros((count, cartridges.height, video.WIDTH), jnp.uint8))
-    return Machine(_by_lane(state.ram, count), *machine.end(ended, view, lanes, active)), pictures
+    return Machine(_by_lane(changed.ram, count), *machine.end(state, view, lanes, active)), pictures
 
 
 @dataclasses.dataclass(frozen=True)
 class _Stored:
     """Memory of a block of lanes in references; `processor.Memory`."""
 
-    shared: _Shared
+    given: _Given
     ram: Any
     logs: Any
     lane: Array
 
     def row(self, code: Array) -> tuple[Array, Array, Array]:
-        return tuple(self.shared.rows[jnp.full_like(code, word), code] for word in range(3))
+        first, second, third, _ = _apart(self.given.rows[code])
+        return first, second, third
 
     def rom(self, index: Array) -> Array:
-        return self.shared.data[index].astype(jnp.int32)
+        return self.given.data[index].astype(jnp.int32)
 
     def load(self, address: Array) -> Array:
         return self.ram[address, self.lane].astype(jnp.int32)
@@ -177,21 +191,25 @@ class _Stored:
 def _run(
     cartridges: Cartridges,
     schemes: tuple[str, ...],
-    shared: _Shared,
-    each: _Each,
-    before: _State,
-    state_: _State,
+    constants: Any,
+    words: Any,
+    given: _Given,
+    before: _Changed,
+    changed: _Changed,
     made: _Made,
 ) -> None:
-    """Run a frame of a block; all are references, and `state_` is where `before` was."""
+    """Run a frame of a block.
+
+    The last four are references, `changed` to where `before` was; `constants` and `words` are structures of groups.
+    """
     del before
-    read = functools.partial(jax.tree.map, lambda ref: ref[...])
     lane = jnp.arange(LANES, dtype=jnp.int32)
-    controls = read(each.controls)
-    lanes = Lanes(schemes, **read(each.lanes)) if each.lanes else cartridges.lanes(lane)
-    draws = shared.draws[0] != 0
-    memory = _Stored(shared, state_.ram, made.logs, lane)
+    active, controls, arrays = _load(given.lanes, constants)
+    lanes = Lanes(schemes, **arrays) if arrays else cartridges.lanes(lane)
+    draws = given.draws[0] != 0
+    memory = _Stored(given, changed.ram, made.logs, lane)
     none = jnp.zeros((LANES,), jnp.int32)
+    wide = functools.partial(jnp.broadcast_to, shape=(LANES, 4))
 
     def runs(state: Processor) -> Array:
         return processor.runs(state, LOG)
@@ -215,8 +233,10 @@ def _run(
             register = jnp.where(is_read, NOTHING, word >> 8 & 0x3F)
             view, record, done = video.step(view, lanes, clock, cycle, register, word & 0xFF, active)
             keeps = record.drew & draws & (kept < RECORDS)
-            for ref, words in zip(made.records, record.words, strict=True):
-                plgpu.store(ref.at[kept, lane], words, mask=keeps)
+            start, *others = record.words
+            plgpu.store(made.starts.at[kept, lane], start, mask=keeps)
+            at = wide(kept[:, None]), wide(lane[:, None]), wide(jnp.arange(4, dtype=jnp.int32)[None])
+            plgpu.store(made.records.at[at], _together(others), mask=wide(keeps[:, None]))
             return place + done, view, kept + keeps
 
         _, view, kept = lax.while_loop(lambda carry: memory.any(carry[0] < wanted), event, (none, view, kept))
@@ -230,46 +250,76 @@ def _run(
         return work_off(state, view, kept)
 
     def goes_on(carry: Any) -> Array:
-        state = carry[0]
-        return memory.any((state.ended == RUNNING) | (state.then != 0) | (state.logged > 0))
+        return memory.any(machine.unfinished(carry[0]))
 
-    carry = read(state_.processor), read(state_.video), none
-    *after, kept = lax.while_loop(goes_on, round_, carry)
-    for ref, value in zip(jax.tree.leaves((state_.processor, state_.video, made.kept)),
-                          jax.tree.leaves((*after, kept)), strict=True):  # fmt: skip
-        ref[...] = value
+    state, view, _ = _load(changed.lanes, words)
+    state = machine.begin(state, active != 0)
+    _store(changed.lanes, lax.while_loop(goes_on, round_, (state, view, none)))
 
 
-def _call(
-    cartridges: Cartridges, schemes: tuple[str, ...], shared: _Shared, each: _Each, state: _State, interpret: bool
-) -> tuple[_State, _Made]:
+def _load(ref: Any, structure: Any) -> Any:
+    """Return what groups hold."""
+    found = [word for group in range(ref.shape[0]) for word in _apart(ref[group])]
+    return jax.tree.unflatten(structure, found[: structure.num_leaves])
+
+
+def _store(ref: Any, tree: Any) -> None:
+    """Put words into groups."""
+    words = jax.tree.leaves(tree)
+    words += [words[-1]] * (-len(words) % 4)
+    for group in range(ref.shape[0]):
+        ref[group] = _together(words[4 * group :][:4])
+
+
+def _apart(group: Array) -> tuple[Array, ...]:
+    """Return the four columns of [LANES, 4]; Triton only knows how to halve."""
+    even, odd = jnp.unstack(group.reshape(-1, 2, 2), axis=-1)
+    (first, third), (second, fourth) = jnp.unstack(even, axis=-1), jnp.unstack(odd, axis=-1)
+    return first, second, third, fourth
+
+
+def _together(words: Sequence[Array]) -> Array:
+    """Return [LANES, 4] of four columns."""
+    first, second, third, fourth = words
+    even, odd = jnp.stack([first, third], -1), jnp.stack([second, fourth], -1)
+    return jnp.stack([even, odd], -1).reshape(-1, 4)
+
+
+def _call(run: Callable[..., None], given: _Given, before: _Changed, interpret: bool) -> tuple[_Changed, _Made]:
     """Run the kernel."""
-    blocks = state.processor.a.shape[0]
-    of = lambda *places: jax.ShapeDtypeStruct((blocks, *places, LANES), jnp.int32)  # noqa: E731
-    made = _Made(of(LOG), tuple(of(RECORDS) for _ in range(picture.WORDS)), of())
+    blocks = before.ram.shape[0]
+    of = lambda *shape: jax.ShapeDtypeStruct((blocks, *shape), jnp.int32)  # noqa: E731
+    made = _Made(of(LOG, LANES), of(RECORDS, LANES), of(RECORDS, LANES, 4))
 
     def by_block(x: Any) -> pl.BlockSpec:
         inner = (0,) * (len(x.shape) - 1)
         return pl.BlockSpec((None, *x.shape[1:]), lambda block: (block, *inner))
 
-    each_specs, state_specs, made_specs = jax.tree.map(by_block, (each, state, made))
-    first, leaves = len(jax.tree.leaves((shared, each))), len(jax.tree.leaves(state))
+    changed_specs, made_specs = jax.tree.map(by_block, (before, made))
     return pl.pallas_call(
-        functools.partial(_run, cartridges, schemes),
+        run,
         grid=(blocks,),
-        in_specs=[jax.tree.map(lambda x: pl.BlockSpec(), shared), each_specs, state_specs],
-        out_specs=[state_specs, made_specs],
-        out_shape=[jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state), made],
-        input_output_aliases={first + leaf: leaf for leaf in range(leaves)},
+        in_specs=[_Given(pl.BlockSpec(), pl.BlockSpec(), pl.BlockSpec(), by_block(given.lanes)), changed_specs],
+        out_specs=[changed_specs, made_specs],
+        out_shape=[jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), before), made],
+        input_output_aliases={len(given): 0, len(given) + 1: 1},
         compiler_params=plgpu.CompilerParams(num_warps=1, num_stages=1),
         interpret=interpret,
         name="atari_frame",
-    )(shared, each, state)
+    )(given, before)
 
 
-def _fill(tree: Any, blocks: int) -> Any:
-    """Return arrays [lanes] as [blocks, LANES], with zeros in the lanes that there are not."""
-    return jax.tree.map(lambda x: jnp.pad(x, (0, blocks * LANES - x.shape[0])).reshape(blocks, LANES), tree)
+def _group(tree: Any, blocks: int) -> Array:
+    """Return arrays [lanes] in groups of four words, [blocks, groups, LANES, 4], with zeros where there is nothing."""
+    words = jnp.stack(jax.tree.leaves(tree))
+    count, lanes = words.shape
+    words = jnp.pad(words, ((0, -count % 4), (0, blocks * LANES - lanes)))
+    return words.reshape(-1, 4, blocks, LANES).transpose(2, 0, 3, 1)
+
+
+def _ungroup(groups: Array, lanes: int) -> list[Array]:
+    """Return arrays [lanes] of groups; the last few have no meaning where there were not four words."""
+    return list(groups.transpose(1, 3, 0, 2).reshape(groups.shape[1] * 4, -1)[:, :lanes])
 
 
 def _by_place(x: Array, blocks: int) -> Array:

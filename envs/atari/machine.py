@@ -193,8 +193,7 @@ def frame(
         return work_off(state, memory, *rest)
 
     def goes_on(carry: Any) -> Array:
-        state = carry[0]
-        return ((state.ended == RUNNING) | (state.then != 0) | (state.logged + state.waits > 0)).any()
+        return unfinished(carry[0]).any()
 
     carry = begin(machine.processor, active), memory, machine.video, records, none
     state, memory, view, records, kept = lax.while_loop(goes_on, round_, carry)
@@ -212,6 +211,11 @@ def begin(state: Processor, active: Array) -> Processor:
     """Return the state at the start of a frame's loop."""
     ended = jnp.where(active, RUNNING, ENDED)
     return state._replace(ended=ended, instructions=jnp.where(active, 0, state.instructions))
+
+
+def unfinished(state: Processor) -> Array:
+    """Tell whose frame goes on, or ended with something that is not worked off yet."""
+    return (state.ended == RUNNING) | (state.then != 0) | (state.logged + state.waits > 0)
 
 
 def end(state: Processor, view: Video, lanes: Lanes, active: Array) -> tuple[Processor, Video]:

@@ -1,7 +1,8 @@
-"""The environments atari/NAME against ale-py, step by step, and what their options promise."""
+"""atari/NAME as an environment: what ale-py does, for one and for many, with every option."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -10,271 +11,205 @@ import numpy as np
 import pytest
 
 import podium
-from atari import oracle, play
+from atari import oracle
 from podium import envs
 from podium.agents import ppo
 from podium.env import Env
-from podium.envs.atari import states
-from podium.envs.atari.environment import Options
+from podium.envs.atari import pictures, states
 from podium.envs.atari.games import find
 
 pytest.importorskip("ale_py", reason='ale-py is in the extra: pip install "podium[atari]"')
 
-RAM = {"observation": "ram", "frame_skip": 1, "sticky_actions": 0.0, "noop_max": 0}
-BREAKOUT = find("Breakout")
-BEFORE = 16
-"""Frames before the end of Breakout at which the episodes of most tests begin."""
+RAW = {"observation": "ram", "frame_skip": 1, "sticky_actions": 0.0}
+KEY = jax.random.key(0)
 
 
-def batched(env: Env) -> tuple[Any, Any]:
-    return jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step))
+def ale_at_start(name: str) -> Any:
+    ale = oracle.make(find(name).rom)
+    ale.reset_game()
+    return ale
 
 
-def keys(*shape: int, seed: int = 0) -> Any:
-    return jax.random.split(jax.random.key(seed), shape)
+@functools.cache
+def recorded(name: str) -> Any:
+    """The state after ale-py's reset, so that no console has to be started for it."""
+    return states.from_ale(ale_at_start(name), name)
 
 
-def index(action: int) -> int:
-    return BREAKOUT.minimal_actions.index(action)
+def make(name: str, **options: Any) -> Env:
+    env = envs.make(f"atari/{name}", start_states=recorded(name), **options)
+    assert isinstance(env, Env)
+    return env
 
 
-@pytest.fixture(scope="module")
-def short() -> Any:
-    """Return Breakout shortly before its end: the environment's functions, and what to do in it."""
-    ale, actions, state = play.near_end("Breakout", BEFORE)
-    env = envs.make("atari/Breakout", **RAM, start_states=state)
-    return env, *batched(env), actions
+class Play:
+    """A batch of an environment, compiled once."""
+
+    def __init__(self, env: Env, num_envs: int):
+        self.env, self.num_envs = env, num_envs
+        self.keys = jax.random.split(KEY, num_envs)
+        self._step = jax.jit(jax.vmap(env.step))
+        self.state, self.timestep = jax.jit(jax.vmap(env.reset))(self.keys)
+
+    def __call__(self, action: Any, key: int = 0) -> Any:
+        actions = jnp.broadcast_to(jnp.asarray(action, jnp.int32), (self.num_envs,))
+        keys = jax.random.split(jax.random.key(key), self.num_envs)
+        self.state, self.timestep = self._step(keys, self.state, actions)
+        return self.timestep
 
 
-def test_ram_environment_is_ale_py_through_the_end_of_a_game_and_into_the_next(short: Any):
-    env, reset, step, actions = short
-    ale, _, _ = play.near_end("Breakout", BEFORE)
-    state, first = reset(keys(3))
-    assert env.spec.name == "atari/Breakout" and env.spec.action.num_values == 4
-    np.testing.assert_array_equal(first.obs, np.broadcast_to(ale.getRAM(), (3, 128)))
-    np.testing.assert_array_equal(first.info["lives"], ale.lives())
-    for number, action in enumerate(actions):
-        state, got = step(keys(3, seed=number), state, jnp.full(3, index(action)))
-        reward = oracle.act(ale, action)
-        np.testing.assert_array_equal(got.next_obs, np.broadcast_to(ale.getRAM(), (3, 128)))
-        for values, wanted in (
-            (got.reward, reward),
-            (got.info["raw_reward"], reward),
-            (got.info["lives"], ale.lives()),
-            (got.terminated, ale.game_over()),
-            (got.info["episode_end"], ale.game_over()),
-            (got.truncated, False),
-        ):
-            np.testing.assert_array_equal(values, wanted, str(number))
-        if number < BEFORE - 1:
-            np.testing.assert_array_equal(got.obs, got.next_obs)
-    assert ale.game_over()
-    np.testing.assert_array_equal(got.obs, first.obs)
-    assert (np.asarray(got.obs) != np.asarray(got.next_obs)).any()
-    # The episode that began by itself is played like the first.
-    ale, _, _ = play.near_end("Breakout", BEFORE)
-    for number, action in enumerate(actions[:3]):
-        state, got = step(keys(3, seed=number), state, jnp.full(3, index(action)))
-        oracle.act(ale, action)
-        np.testing.assert_array_equal(got.obs, np.broadcast_to(ale.getRAM(), (3, 128)))
+def test_memory_rewards_lives_and_ends_are_those_of_ale_py() -> None:
+    """From shortly before the end of a game of SpaceInvaders, which begins again there."""
+    ale, game, rng = ale_at_start("SpaceInvaders"), find("SpaceInvaders"), np.random.default_rng(0)
+    moments, actions = [ale.cloneState()], []
+    while not ale.game_over():
+        actions.append(int(rng.integers(len(game.minimal_actions))) if len(actions) % 4 == 0 else actions[-1])
+        oracle.act(ale, game.minimal_actions[actions[-1]])
+        moments.append(ale.cloneState())
+    begin = max(len(actions) - 60, 0)
+    ale.restoreState(moments[begin])
+    start = np.asarray(ale.getRAM())
+    play = Play(envs.make("atari/SpaceInvaders", start_states=states.from_ale(ale, game), **RAW), 2)
+    assert (np.asarray(play.timestep.obs) == start).all()
+    for action in actions[begin:]:
+        assert not ale.game_over()
+        reward = oracle.act(ale, game.minimal_actions[action])
+        step = play(action)
+        assert (np.asarray(step.next_obs[1]) == ale.getRAM()).all()
+        assert (float(step.reward[1]), bool(step.terminated[1])) == (reward, ale.game_over())
+        assert bool(step.info["episode_end"][0]) == ale.game_over() and not bool(step.truncated[0])
+        assert ale.game_over() or int(step.info["lives"][0]) == ale.lives()
+    assert ale.game_over() and (np.asarray(step.obs) == start).all()
 
 
-def test_get_then_set_replays_exactly(short: Any):
-    _, reset, step, _ = short
-    state, _ = reset(keys(3))
-    ways = np.random.default_rng(0).integers(0, 4, (BEFORE + 8, 3))
-    for action in ways[:4]:
-        state, _ = step(keys(3), state, action)
-    kept, seen = states.get_state(state, 0), []
-    for action in ways[4:]:  # Past the end of the game.
-        state, got = step(keys(3), state, action)
-        seen.append((states.get_state(state, 0), jax.tree.map(lambda x: x[0], got)))
-    assert any(bool(got.terminated) for _, got in seen)
-    state = states.set_state(state, 0, kept)
-    for action, (wanted, wanted_step) in zip(ways[4:], seen, strict=True):
-        other = np.roll(action, 1)  # What the others do has no part in it.
-        state, got = step(keys(3), state, jnp.asarray([action[0], *other[1:]]))
-        again = states.get_state(state, 0), jax.tree.map(lambda x: x[0], got)
-        jax.tree.map(np.testing.assert_array_equal, again, (wanted, wanted_step))
+def test_observations_are_the_last_two_frames_at_84_by_84() -> None:
+    """Against pictures of ale-py's screens; those against its own vector environment are in test_pictures."""
+    ale, play = ale_at_start("Pong"), Play(make("Pong", sticky_actions=0.0), 2)
+    first = pictures.resize(pictures.grey(ale.getScreen()))
+    assert (np.asarray(play.timestep.obs[0]) == np.asarray(first)[..., None]).all()
+    stack = [np.asarray(first)] * 4
+    for action in (2, 2, 3, 0, 1, 2, 3, 3):
+        screens = []
+        for _ in range(4):
+            oracle.act(ale, find("Pong").minimal_actions[action])
+            screens.append(ale.getScreen())
+        stack = [*stack[1:], np.asarray(pictures.preprocess(screens[2], screens[3]))]
+        step = play(action)
+        assert (np.asarray(step.obs[1]) == np.stack(stack, -1)).all()
+    one = jax.tree.map(lambda x: np.asarray(x[0]), play.state)
+    assert (play.env.render(one) == ale.getScreenRGB()).all()
 
 
-def test_one_alone_and_batches_of_batches_are_lanes_of_a_batch(short: Any):
-    env, reset, step, actions = short
-    state, _ = reset(keys(3))
-    wanted = [step(keys(3), state, jnp.array([0, 2, 3]))]
-    nested = jax.tree.map(lambda x: jnp.stack([x[:2], x[1:]]), state)
-    double = jax.tree.map(lambda x: jnp.stack([x[:2], x[1:]]), (keys(3), jnp.array([0, 2, 3])))
-    got = jax.jit(jax.vmap(jax.vmap(env.step)))(double[0], nested, double[1])
-    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, np.stack([y[:2], y[1:]])), got, wanted[0])
-    alone = jax.jit(env.step)(keys(3)[1], states.get_state(state, 1), jnp.array(2))
-    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[1]), alone, wanted[0])
-
-
-def resized(grey: np.ndarray) -> np.ndarray:
-    """Return [84, 84], the mean over areas, not rounded."""
-
-    def weights(old: int) -> np.ndarray:
-        edges = np.arange(85) * old / 84
-        pixels = np.arange(old)
-        overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
-        return np.maximum(overlap, 0) * 84 / old
-
-    return weights(210) @ grey.astype(np.float64) @ weights(160).T
-
-
-def test_pictures_lives_and_rewards_of_held_actions():
-    """Four frames an action; both losses of a life and the end of the game, each in an episode of its own."""
-    games = [play.near_end("Breakout", 28, lives) for lives in (1, 0)]
-    found = states.join([state for _, _, state in games])
-    env = envs.make("atari/Breakout", life_loss=True, start_states=found)
-    reset, step = batched(env)
-    state, first = reset(keys(16))
-    lanes = [int(np.flatnonzero(np.asarray(first.info["lives"]) == lives)[0]) for lives in (2, 1)]
-    state, first = jax.tree.map(lambda x: x[jnp.asarray(lanes)], (state, first))
-    assert env.spec.obs.shape == (84, 84, 4)
-    for number, (ale, _, _) in enumerate(games):
-        picture = resized(ale.getScreenGrayscale())
-        assert np.abs(np.asarray(first.obs[number], float) - picture[..., None]).max() <= 0.5 + 1e-6
-        np.testing.assert_array_equal(env.render(states.get_state(state, number)), ale.getScreenRGB())
-    lost, over = np.zeros(2, bool), np.zeros(2, bool)
-    taken = [[resized(ale.getScreenGrayscale())] * 4 for ale, _, _ in games]
-    for number in range(8):
-        held = [actions[4 * number] if 4 * number < len(actions) else 1 for _, actions, _ in games]
-        before = [ale.lives() for ale, _, _ in games]
-        state, got = step(keys(2, seed=number), state, jnp.asarray([index(action) for action in held]))
-        for lane, (ale, _, _) in enumerate(games):
-            if over[lane]:
-                continue
-            reward, greys = 0, []
-            for _ in range(4):
-                if not ale.game_over():
-                    reward += oracle.act(ale, held[lane])
-                    greys.append(ale.getScreenGrayscale())
-            loses = ale.lives() < before[lane]
-            assert float(got.info["raw_reward"][lane]) == reward and float(got.reward[lane]) == np.sign(reward)
-            assert bool(got.terminated[lane]) == (loses or ale.game_over())
-            assert bool(got.info["episode_end"][lane]) == ale.game_over()
-            assert int(got.info["lives"][lane]) == ale.lives()
-            lost[lane] |= loses and not ale.game_over()
-            over[lane] = ale.game_over()
-            if not over[lane]:
-                taken[lane] = [*taken[lane][1:], resized(np.maximum(greys[-2], greys[-1]))]
-                difference = np.asarray(got.next_obs[lane], float) - np.stack(taken[lane], -1)
-                assert np.abs(difference).max() <= 0.5 + 1e-6
-                # After a lost life the game goes on, with the pictures that it has.
-                np.testing.assert_array_equal(got.obs[lane], got.next_obs[lane])
-                np.testing.assert_array_equal(env.render(states.get_state(state, lane)), ale.getScreenRGB())
-    assert lost[0] and over[1]
-
-
-def test_sticky_actions_and_limits_on_frames():
-    """A fourth of the frames keeps the action before; all 18 actions; episodes of 12 frames, of which the last cut."""
-    _, _, start = play.near_end("Breakout", 12)
-    options: dict[str, Any] = {"observation": "ram", "noop_max": 0, "start_states": start, "full_action_space": True}
-    env = envs.make("atari/Breakout", frame_skip=1, sticky_actions=0.25, max_episode_frames=9, **options)
-    assert env.spec.action.num_values == 18 and env.spec.max_episode_steps == 9
-    reset, step = batched(env)
-    num_envs = 128
-    state, first = reset(keys(num_envs))
-    assert not np.asarray(first.info["episode_end"]).any()
-    rng, stuck, count, before = np.random.default_rng(0), 0, 0, np.zeros(num_envs, int)
-    for number in range(1, 20):
-        action = (before + rng.integers(1, 18, num_envs)) % 18
-        state, got = step(keys(num_envs, seed=number), state, action)
-        ends = number % 9 == 0
-        np.testing.assert_array_equal(got.truncated, ends)
-        np.testing.assert_array_equal(got.terminated, False)
-        np.testing.assert_array_equal(got.info["episode_end"], ends)
-        held = np.asarray(state.consoles.held)
-        if ends:
-            np.testing.assert_array_equal(held, 0)  # A new episode begins with no action before.
-        else:
-            assert ((held == action) | (held == before)).all()
-            stuck, count = stuck + (held == before).sum(), count + num_envs
-        before = held
-    assert abs(stuck / count - 0.25) < 4 * np.sqrt(0.25 * 0.75 / count)
-
-
-def test_an_end_at_the_limit_is_an_end():
-    _, actions, start = play.near_end("Breakout", 4)
-    env = envs.make("atari/Breakout", **RAM, start_states=start, max_episode_frames=4)
-    state, _ = env.reset(jax.random.key(0))
-    run = jax.jit(lambda state, actions: jax.lax.scan(lambda s, a: env.step(jax.random.key(1), s, a), state, actions))
-    _, got = run(state, jnp.asarray([index(action) for action in actions]))
-    np.testing.assert_array_equal(got.terminated, [False, False, False, True])
-    np.testing.assert_array_equal(got.truncated, False)
-
-
-def test_mixed_games_are_each_ale_py():
-    names = ["Breakout", "Asterix", "RoadRunner"]
-    ends = [play.near_end(name, 6) for name in names]
-    given = {name: state for name, (_, _, state) in zip(names, ends, strict=True)}
-    given["Asterix"] = states.join([given["Asterix"]] * 5)  # Games are drawn alike, however many states they have.
-    env = envs.make("atari/Mixed", games=names, **RAM, start_states=given)
-    assert env.spec.action.num_values == 18
-    reset, step = batched(env)
-    state, first = reset(keys(300))
-    drawn = np.asarray(first.info["game"])
-    assert (np.abs(np.bincount(drawn) - 100) < 40).all()
-    lanes = [int(np.flatnonzero(drawn == number)[0]) for number in range(3)]
-    state = jax.tree.map(lambda x: x[jnp.asarray(lanes)], state)
-    for number in range(6):
-        actions = [actions[number] for _, actions, _ in ends]
-        state, got = step(keys(3, seed=number), state, jnp.asarray(actions))
-        for lane, (ale, _, _) in enumerate(ends):
-            reward = oracle.act(ale, actions[lane])
-            np.testing.assert_array_equal(got.next_obs[lane], ale.getRAM())
-            assert (float(got.reward[lane]), int(got.info["lives"][lane])) == (reward, ale.lives())
-            assert bool(got.terminated[lane]) == ale.game_over()
-    assert np.asarray(got.terminated).all()
+def test_a_state_taken_and_put_back_replays_exactly() -> None:
+    play, before, after = Play(make("Pong", **RAW), 3), [], []
+    play(2)
+    kept = states.get_state(play.state, 1)
+    for record in (before, after):
+        for action in (2, 3, 0, 1):
+            record.append(np.asarray(play(action).obs))
+        play.state = states.set_state(play.state, 1, kept)
+    assert (np.stack(before)[:, 1] == np.stack(after)[:, 1]).all()
+    assert (np.stack(before)[:, 1] != np.stack(after)[:, 0]).any()
 
 
 @pytest.mark.slow
-def test_training_counts_whole_games_where_lost_lives_are_ends_for_learning():
-    """Two devices, one program; episodes that lose a life and go on, cut after 20 steps."""
-    _, _, state = play.near_end("Breakout", 8, 1)
-    env = envs.make(
-        "atari/Breakout", **RAM, life_loss=True, start_states=state, max_episode_frames=20, full_action_space=True
-    )
-    agent = ppo.make(ppo.Config(hidden_sizes=(8,), num_epochs=1, num_minibatches=1))
-    steps = 4 * 10
-    result = podium.train(
-        agent, env, num_steps=4 * steps, num_envs=4, rollout_length=10, placement=podium.Anakin(2), log_every=steps,
-        eval_every=0, progress=False,
-    )  # fmt: skip
-    ended = [row["episodes"] for row in result.metrics]
-    assert ended == [0, 4, 0, 4]
-    assert [row["episode_length"] for row in result.metrics[1::2]] == [20, 20]
+def test_a_batch_is_its_lanes_and_so_is_a_mixed_one() -> None:
+    """Eleven lanes of two games in one program, vmapped twice, give what each gives alone."""
+    names = ("Pong", "Breakout")
+    starts = {name: recorded(name) for name in names}
+    mixed = envs.make("atari/Mixed", games=names, start_states=starts, **RAW)
+    assert isinstance(mixed, Env) and mixed.spec.action.num_values == 18
+    step = jax.jit(jax.vmap(jax.vmap(mixed.step)))
+    keys = jax.random.split(KEY, (2, 6))
+    state, first = jax.vmap(jax.vmap(mixed.reset))(keys)
+    games = np.asarray(first.info["game"])
+    assert set(games.reshape(-1)) == {0, 1}
+    alone = {}
+    for number, name in enumerate(names):
+        play = Play(make(name, full_action_space=True, **RAW), 1)
+        alone[number] = [np.asarray(play(action).obs[0]) for action in (1, 3, 4, 2)]
+    for frame, action in enumerate((1, 3, 4, 2)):
+        state, timestep = step(keys, state, jnp.full((2, 6), action))
+        for place in np.ndindex(2, 6):
+            assert (np.asarray(timestep.obs[place]) == alone[games[place]][frame]).all()
+
+
+@pytest.mark.slow
+def test_lost_lives_end_what_is_learnt_from_and_the_game_goes_on() -> None:
+    """And the frame limit ends both."""
+    env = make("Breakout", life_loss=True, max_episode_frames=1000, observation="ram")
+    play = Play(env, 1)
+    assert env.spec.max_episode_steps == 250
+    ends, lives = [], [int(play.timestep.info["lives"][0])]
+    for number in range(250):
+        step = play(1 if number % 5 == 0 else 0)
+        ends.append((bool(step.terminated[0]), bool(step.truncated[0]), bool(step.info["episode_end"][0])))
+        lives.append(int(step.info["lives"][0]))
+    lost = [after < before for before, after in zip(lives, lives[1:], strict=False)]
+    over = lives.index(0) if 0 in lives else None
+    assert any(lost)
+    for number, (terminated, truncated, end) in enumerate(ends):
+        if over is None or number < over - 1:
+            assert terminated == lost[number] and end == truncated == (number == 249)
+            continue
+        assert terminated and end and not truncated
+        break
+
+
+@pytest.mark.slow
+def test_sticky_actions_keep_the_action_before_with_their_probability() -> None:
+    play = Play(make("Pong", **{**RAW, "sticky_actions": 0.25}), 64)
+    play.state = play.state._replace(consoles=play.state.consoles._replace(held=jnp.zeros(64, jnp.int32)))
+    kept = []
+    for number, action in enumerate((2, 3, 2, 3, 2, 3, 2, 3)):
+        before = np.asarray(play.state.consoles.held)
+        play(action, key=number)
+        held = np.asarray(play.state.consoles.held)
+        wanted = find("Pong").minimal_actions[action]
+        assert ((held == wanted) | (held == before)).all()
+        kept.append((held != wanted).mean())
+    # An action that is kept twice over is the one wanted, as the two alternate.
+    assert 0.14 < np.mean(kept) < 0.30
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "message"),
+    ("options", "words"),
     [
-        ("observation", "text", "observation='text' is not one of 'pixels', 'ram'"),
-        ("frame_skip", 0, "frame_skip=0 must be an integer from 1 to 1000"),
-        ("frame_skip", True, "frame_skip=True must be an integer"),
-        ("noop_max", -1, "noop_max=-1 must be an integer from 0"),
-        ("screen", 161, "screen=161 must be an integer from 1 to 160"),
-        ("sticky_actions", 1.5, "sticky_actions=1.5 must be a probability"),
-        ("life_loss", 1, "life_loss=1 must be True or False"),
-        ("reward_clip", "yes", "reward_clip='yes' must be True, False or None"),
-        ("backend", "cuda", "backend='cuda' is not one of 'xla', 'pallas'"),
+        ({"observation": "sound"}, "observation='sound' is not one of 'pixels', 'ram'"),
+        ({"frame_skip": 0}, "frame_skip=0 must be an integer from 1"),
+        ({"noop_max": -1}, "noop_max=-1 must be an integer from 0"),
+        ({"sticky_actions": 1.5}, "sticky_actions=1.5 must be a probability"),
+        ({"life_loss": 1}, "life_loss=1 must be True or False"),
+        ({"screen": 161}, "screen=161 must be an integer from 1 to 160"),
+        ({"backend": "cuda"}, "backend='cuda' is not one of 'xla', 'pallas'"),
+        ({"reward_clip": 2}, "reward_clip=2 must be True, False or None"),
     ],
 )
-def test_options_out_of_range(option: str, value: Any, message: str):
-    with pytest.raises(ValueError, match=message):
-        envs.make("atari/Pong", **{option: value})
+def test_options_out_of_range_are_refused_in_a_sentence(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        envs.make("atari/Pong", **options)
 
 
-def test_rewards_are_signs_with_pictures_and_whole_with_memory():
-    assert Options().clips and not Options(observation="ram").clips
-    assert not Options(reward_clip=False).clips and Options(observation="ram", reward_clip=True).clips
-
-
-def test_games_that_cannot_be_mixed():
-    with pytest.raises(ValueError, match=r"games=\(\) is empty"):
-        envs.make("atari/Mixed", games=())
-    with pytest.raises(ValueError, match="No Atari game is named 'Doom'"):
-        envs.make("atari/Mixed", games=("Pong", "Doom"))
-    with pytest.raises(ValueError, match="has no option 'games'"):
+def test_games_go_with_mixed_only() -> None:
+    with pytest.raises(ValueError, match="no option 'games'"):
         envs.make("atari/Pong", games=("Pong",))
+    with pytest.raises(ValueError, match="games=\\(\\) is empty"):
+        envs.make("atari/Mixed", games=())
+
+
+@pytest.mark.slow
+def test_it_keeps_the_contract_and_trains_on_two_devices() -> None:
+    """Statistics are of whole episodes, whatever lives are lost."""
+    podium.testing.check_env(make("Pong", **RAW), num_steps=20)
+    env = make("Breakout", life_loss=True, max_episode_frames=160, observation="ram")
+    result = podium.train(
+        ppo.make(ppo.Config(num_minibatches=2)),
+        env,
+        num_envs=16,
+        rollout_length=40,
+        num_steps=16 * 80,
+        placement=podium.Anakin(devices=min(2, jax.device_count())),
+        eval_every=0,
+        eval_episodes=4,
+    )
+    assert result.metrics[-1]["episode_length"] == 40

@@ -88,7 +88,7 @@ def test_one_game_equals_xla(name):
 @pytest.mark.slow
 def test_every_game_equals_xla():
     names = tuple(game.name for game in games.GAMES)
-    batch = compare(names, lanes=len(names), frames=30)
+    batch = compare(names, lanes=len(names), frames=12)
     assert set(batch.emulator.cartridges.lanes(batch.which).schemes) == {"2K", "4K", "F8", "F6", "E0", "FE"}
 
 

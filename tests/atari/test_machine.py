@@ -1,4 +1,4 @@
-"""Emulated consoles against ale-py, frame by frame: memory, reward, lives, end, and the screens that are drawn."""
+"""Emulated consoles against ale-py, frame by frame: memory, reward, lives, end, and screens where they are drawn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Lane = tuple[Game, Any, Iterator[int]]
 """A game, ale-py with it, and what is played."""
 
 UNDRAWN = {"Qbert": 2}
-"""Frames after a reset in which ale-py shows undrawn lines as they were two frames ago; here they are black."""
+"""Frames after a reset in which ale-py shows lines that nobody drew, as they were before; here they are black."""
 
 
 def emulator(games: tuple[Game, ...]) -> Emulator:
@@ -81,7 +81,7 @@ def follow(lanes: list[Lane], emulator: Emulator, consoles: Consoles, num_frames
 
 
 def test_all_games_in_one_program():
-    """40 frames of each from its reset, and of eight games the frames around an end, after hundreds in ale-py."""
+    """100 frames of each from its reset, and of eight games those around an end, after hundreds in ale-py."""
     engine = emulator(GAMES)
     lanes: list[Lane] = []
     for game in GAMES:
@@ -89,10 +89,10 @@ def test_all_games_in_one_program():
     found = [states.from_ale(ale, game) for game, ale, _ in lanes]
     for number, name in enumerate(play.ENDING):
         ale, actions, state = play.near_end(name, 12 + 2 * number)
-        lanes.append((find(name), ale, iter([*actions, *[0] * 40])))
+        lanes.append((find(name), ale, iter([*actions, *[0] * 100])))
         found.append(state)
     which = [GAMES.index(game) for game, _, _ in lanes]
-    assert follow(lanes, engine, begin(engine, which, states.join(found)), 40, 1) == len(play.ENDING)
+    assert follow(lanes, engine, begin(engine, which, states.join(found)), 100, 1) >= len(play.ENDING)
 
 
 @pytest.mark.slow
