@@ -53,6 +53,22 @@ def test_an_episode_counts_once_though_others_go_on() -> None:
     assert result["eval_return_min"] <= result["eval_return"] and result["eval_return_std"] > 0
 
 
+def test_a_lost_life_is_no_end() -> None:
+    """Where the environment says which ends are whole episodes' (`info["episode_end"]`), only those count."""
+    plain = envs.make("podium/Corridor", length=6, max_steps=30)
+
+    def mark(pair: Any, ended: Any) -> Any:
+        return pair[0], pair[1]._replace(info=pair[1].info | {"episode_end": ended(pair[1])})
+
+    def step(key: Any, state: Any, action: Any) -> Any:
+        pair = mark(plain.step(key, state, action), lambda timestep: timestep.last)
+        return pair[0], pair[1]._replace(terminated=jnp.ones((), bool))
+
+    env = plain._replace(reset=lambda key: mark(plain.reset(key), lambda timestep: timestep.last), step=step)
+    result = play(always(1), env)
+    assert (result["eval_return"], result["eval_length"], result["eval_unfinished"]) == (1, 5, 0)
+
+
 def test_the_raw_reward_is_reported() -> None:
     plain = envs.make("podium/Corridor", length=4)
     scaled = envs.wrappers.scale_reward(plain, 10.0)

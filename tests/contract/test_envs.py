@@ -12,6 +12,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from podium import envs, testing
 from podium.env import Env, auto_reset
 from podium.envs import wrappers
+from podium.envs.atari import states
+from podium.envs.atari.games import find
 
 PURE = [name for name in envs.names() if name in gymnax.registered_envs or name.startswith("podium/")]
 
@@ -30,6 +32,27 @@ def make(monkeypatch):
 @pytest.mark.parametrize("name", PURE)
 def test_contract(make, name):
     testing.check_env(make(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("atari/Pong", {"observation": "ram"}),
+        pytest.param("atari/SpaceInvaders", {"observation": "ram", "sticky_actions": 0.25}, marks=pytest.mark.slow),
+        pytest.param("atari/Breakout", {"life_loss": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_atari_contract(make, name, options):
+    """Frames are dear without a GPU: short episodes, of which several end."""
+    roms = pytest.importorskip("ale_py.roms", reason='ale-py is in the extra: pip install "podium[atari]"')
+    ale_py = pytest.importorskip("ale_py")
+    game = find(name.removeprefix("atari/"))
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    ale = ale_py.ALEInterface()
+    ale.loadROM(roms.get_rom_path(game.rom))
+    begin = states.from_ale(ale, game)
+    env = make(name, frame_skip=2, max_episode_frames=10, start_states=begin, **options)
+    testing.check_env(env, num_steps=12)
 
 
 @pytest.mark.parametrize("name", list(testing.probe_environments()))

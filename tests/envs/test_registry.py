@@ -12,7 +12,8 @@ from podium.envs import native
 def test_names_hold_every_family():
     names = envs.names()
     assert set(gymnax.registered_envs) < set(names)
-    assert {"podium/Catch", "podium/Corridor", "podium/RepeatFirst"} < set(names)
+    assert {"podium/Catch", "podium/Corridor", "podium/RepeatFirst", "atari/Pong", "atari/Mixed"} < set(names)
+    assert sum(name.startswith("atari/") for name in names) == 58
     assert len(names) == len(set(names))
 
 
@@ -45,6 +46,7 @@ def test_name_like_no_other_gets_no_suggestion():
     [
         ("podium/Catch", "row", r"Did you mean 'rows'\? It has: rows, columns"),
         ("CartPole-v1", "max_steps", "Did you mean 'max_steps_in_episode'"),
+        ("atari/Pong", "frameskip", r"Did you mean 'frame_skip'\? It has: observation, frame_skip"),
         ("DeepSea-bsuite", "sizes", "Did you mean 'size'"),
     ],
 )
