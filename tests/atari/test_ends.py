@@ -90,6 +90,7 @@ def test_pictures_lives_and_rewards_of_held_actions():
     assert lost[0] and over[1]
 
 
+@pytest.mark.slow
 def test_sticky_actions_and_limits_on_frames():
     """A fourth of the frames keeps the action before; all 18 actions; episodes of nine frames, which the limit cuts."""
     _, _, start = play.near_end("Breakout", 12)
@@ -128,6 +129,7 @@ def test_an_end_at_the_limit_is_an_end():
     np.testing.assert_array_equal(got.truncated, False)
 
 
+@pytest.mark.slow
 def test_mixed_games_are_each_ale_py():
     names = ["Breakout", "Asterix", "RoadRunner"]
     ends = [play.near_end(name, 6) for name in names]
