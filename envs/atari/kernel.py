@@ -10,7 +10,8 @@ threads are laid out one lane a thread, whatever is computed with them.
 What goes in and out once a frame is packed into groups of four words a lane. That is less for speed than for Triton's
 compiler, which takes time in proportion to the loads and stores there are, times the square of all operations.
 
-On other devices the same kernel is interpreted, slowly: for tests.
+On other devices the same kernel is interpreted, slowly: for tests. JAX 0.11 calls Pallas's way to Triton deprecated and
+still has it; podium needs JAX below 0.12.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from . import oracle
-from .scalar import Environment
+from atari import oracle
+from atari.scalar import Environment
 
 
 def make_both(rom: str, **settings: Any) -> tuple[Any, Environment]:

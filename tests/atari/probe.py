@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from . import compare, oracle
-from .cpu import MNEMONICS, addressing_mode
-from .scalar import WRITE_NAMES, Environment
+from atari import compare, oracle
+from atari.cpu import MNEMONICS, addressing_mode
+from atari.scalar import WRITE_NAMES, Environment
 
 ORIGIN = 0xF000
 VSYNC, VBLANK, WSYNC = 0x00, 0x01, 0x02

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from .cartridge import WithExtraRam, make_cartridge
-from .cpu import CYCLES, OPERATIONS
+from atari.cartridge import WithExtraRam, make_cartridge
+from atari.cpu import CYCLES, OPERATIONS
 
 NEVER = 0x7FFFFFFF
 MASK32 = 0xFFFFFFFF
@@ -932,7 +932,7 @@ class Environment:
         console, sticks = self.console, ACTIONS[action]
         console.port_a = 0xFF
         console.fire = [0x80, 0x80]
-        console.port_b = 0x3F & ~reset & ~(select << 1) | (self.difficulty & 1) << 6 | (self.difficulty >> 1) << 7
+        console.port_b = 0x3F & ~(reset | select << 1) | (self.difficulty & 1) << 6 | (self.difficulty >> 1) << 7
         if self.game["controller_left"] == "paddles":
             self._turn_paddles(sticks)
         else:

@@ -109,6 +109,7 @@ def _pretended_device() -> contextlib.AbstractContextManager[Any]:
     return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device))
 
 
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")  # Since JAX 0.11.
 @pytest.mark.parametrize("names", [("Pong",), ("Pong", "MontezumaRevenge", "Solaris", "Robotank")])
 def test_lowers_for_cuda(names):
     text = lower_for_cuda(Batch(names, lanes=64))
