@@ -42,7 +42,7 @@ from podium.agent import Agent
 from podium.agents import dqn, ppo
 from podium.env import auto_reset
 from podium.evaluate import make_evaluator
-from podium.placement.devices import request_cpu_threads
+from podium.placement.devices import compiler_options, request_cpu_threads
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec
 
 
@@ -296,7 +296,10 @@ def solve(flags: SolveFlags) -> dict[str, Any]:
     with concurrent.futures.ThreadPoolExecutor(1) as thread:  # As podium.train does.
         compiled = thread.submit(program.compile)
         state = program.init(0)
-        evaluate = jax.jit(lambda key, state: make_evaluator(agent, env, 128)(key, agent.actor(state))["eval_return"])
+        evaluate = jax.jit(
+            lambda key, state: make_evaluator(agent, env, 128)(key, agent.actor(state))["eval_return"],
+            compiler_options=compiler_options(program.devices[0]),
+        )
         jax.block_until_ready(evaluate(jax.random.key(0), state.agent))
         compiled.result()
     compile_seconds = time.perf_counter() - began

@@ -5,12 +5,22 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
 from podium import distributed
 
 Devices = int | Sequence[jax.Device] | None
+
+
+def compiler_options(device: jax.Device) -> dict[str, Any] | None:
+    """Return how to compile what runs on this device: as JAX does, but on CPUs with LLVM's first level.
+
+    That gave the same bits at the same rate as its third (PPO and DQN on CartPole and Breakout-MinAtar, Pong emulated),
+    and took a fifth less of the compiler's time.
+    """
+    return {"xla_backend_optimization_level": 1} if device.platform == "cpu" else None
 
 
 def request_devices(number: int) -> str | None:

@@ -17,6 +17,7 @@ from podium.agent import Agent
 from podium.env import Env
 from podium.networks import batch_groups
 from podium.placement import program
+from podium.placement.devices import compiler_options
 from podium.placement.program import Sizes
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
@@ -100,7 +101,8 @@ class FusedProgram(abc.ABC):
             def body(i: Array, carry: tuple[Any, Metrics, Array]) -> tuple[Any, Metrics, Array]:
                 state, metrics, finite = carry
                 state, new, new_finite = iterate(state)
-                return state, jax.tree.map(lambda rows, row: rows.at[i].set(row), metrics, new), finite & new_finite
+                put = lambda rows, row: jax.lax.dynamic_update_index_in_dim(rows, row, i, 0)  # noqa: E731
+                return state, jax.tree.map(put, metrics, new), finite & new_finite
 
             begin = state, metrics, jnp.ones(self.sizes.num_envs, bool)
             state, metrics, finite = jax.lax.fori_loop(0, num_updates, body, begin)
@@ -127,13 +129,13 @@ class FusedProgram(abc.ABC):
         self.compile_seconds += time.perf_counter() - began
         return self._lowered
 
-    def compile(self, compiler_options: dict[str, Any] | None = None) -> None:
-        """Trace and compile, once."""
+    def compile(self, options: dict[str, Any] | None = None) -> None:
+        """Trace and compile, once; `options` for the compiler are those that suit the devices where they are None."""
         if self._compiled is not None:
             return
         lowered = self.lower()
         began = time.perf_counter()
-        self._compiled = lowered.compile(compiler_options)
+        self._compiled = lowered.compile(options or compiler_options(self.devices[0]))
         self.compile_seconds += time.perf_counter() - began
 
     def chunk(self, state: Any, num_updates: int) -> tuple[Any, Metrics]:

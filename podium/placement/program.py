@@ -248,8 +248,8 @@ def adopt(state: Any, agent: PyTree, update: int) -> Any:
 
 
 def run_once(function: Callable[..., Any], out_shardings: Any) -> Any:
-    """Return `function` jitted for a single call: on CPU compiling takes half the time, and running a little more."""
-    return jax.jit(function, out_shardings=out_shardings, compiler_options={"xla_backend_optimization_level": 1})
+    """Return `function` jitted for a single call: on CPU compiling takes half the time, and running some more."""
+    return jax.jit(function, out_shardings=out_shardings, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def empty_replay(agent: Agent, sizes: Sizes, plan_of_step: Callable[[Key], Plan]) -> PyTree:
@@ -342,14 +342,27 @@ def rollout_finite(agent: Agent, trajectory: Trajectory) -> Array:
     return functools.reduce(jnp.logical_and, [jnp.isfinite(x).all((0, *range(2, x.ndim))) for x in leaves])
 
 
+SMALL = 2**16
+"""Numbers in an array that `all_finite` may copy."""
+
+
 def chunk_finite(state: RunState, envs_finite: Array) -> Array:
     """Return what a chunk says as "finite", [2]: of the agent's state, and of all that the environments [B] gave."""
     return jnp.stack([all_finite(state.agent), envs_finite.all()])
 
 
 def all_finite(tree: PyTree) -> Array:
-    """Return a bool scalar, whether every number in `tree` is finite."""
-    return functools.reduce(jnp.logical_and, [jnp.isfinite(x).all() for x in _floating(tree)], jnp.ones((), bool))
+    """Return a bool scalar, whether every number in `tree` is finite.
+
+    Small arrays of one type are looked at as one, because a CPU compiles each loop for as long as a large one's.
+    """
+    floating = _floating(tree)
+    small: dict[Any, list[Array]] = {}
+    for x in floating:
+        if x.size <= SMALL:
+            small.setdefault(x.dtype, []).append(x.ravel())
+    looked_at = [x for x in floating if x.size > SMALL] + [jnp.concatenate(arrays) for arrays in small.values()]
+    return functools.reduce(jnp.logical_and, [jnp.isfinite(x).all() for x in looked_at], jnp.ones((), bool))
 
 
 def _floating(tree: PyTree) -> list[Array]:

@@ -156,22 +156,6 @@ def test_lost_lives_end_what_is_learnt_from_and_the_game_goes_on() -> None:
         break
 
 
-@pytest.mark.slow
-def test_sticky_actions_keep_the_action_before_with_their_probability() -> None:
-    play = Play(make("Pong", **{**RAW, "sticky_actions": 0.25}), 64)
-    play.state = play.state._replace(consoles=play.state.consoles._replace(held=jnp.zeros(64, jnp.int32)))
-    kept = []
-    for number, action in enumerate((2, 3, 2, 3, 2, 3, 2, 3)):
-        before = np.asarray(play.state.consoles.held)
-        play(action, key=number)
-        held = np.asarray(play.state.consoles.held)
-        wanted = find("Pong").minimal_actions[action]
-        assert ((held == wanted) | (held == before)).all()
-        kept.append((held != wanted).mean())
-    # An action that is kept twice over is the one wanted, as the two alternate.
-    assert 0.14 < np.mean(kept) < 0.30
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -198,18 +182,17 @@ def test_games_go_with_mixed_only() -> None:
 
 
 @pytest.mark.slow
-def test_it_keeps_the_contract_and_trains_on_two_devices() -> None:
+def test_it_trains_on_two_devices() -> None:
     """Statistics are of whole episodes, whatever lives are lost."""
-    podium.testing.check_env(make("Pong", **RAW), num_steps=20)
-    env = make("Breakout", life_loss=True, max_episode_frames=160, observation="ram")
+    env = make("Breakout", life_loss=True, max_episode_frames=32, observation="ram")
     result = podium.train(
         ppo.make(ppo.Config(num_minibatches=2)),
         env,
         num_envs=16,
-        rollout_length=40,
-        num_steps=16 * 80,
+        rollout_length=8,
+        num_steps=16 * 16,
         placement=podium.Anakin(devices=min(2, jax.device_count())),
         eval_every=0,
         eval_episodes=4,
     )
-    assert result.metrics[-1]["episode_length"] == 40
+    assert result.metrics[-1]["episode_length"] == 8
