@@ -7,7 +7,8 @@ a policy trained in one can be evaluated in the other.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -103,7 +104,7 @@ class State(NamedTuple):
     Attributes:
       consoles: one console with its game, without a batch axis.
       stack: uint8 [screen, screen, stack], the newest pictures; empty with RAM observations.
-      screen: uint8 [height, 160], colour indices of the last frame that was drawn; for `render`.
+      screen: uint8 [height, 160], colour indices of the last frame, for `render`; empty with RAM observations.
       lives: int32, after the last step.
       frames: int32, of the episode so far.
     """
@@ -192,11 +193,12 @@ class _Environment:
     def _prepare(self, found: starts.Starts, which: Array) -> State:
         """Return states from start states; their pictures are made once."""
         consoles = self._emulator.begin(found.machine, which, found.knob, found.lives, found.started)
-        picture = pictures.resize(pictures.grey(found.screen), self._options.screen)
-        if not self._draws:
-            picture = jnp.zeros((len(which), 0, 0), jnp.uint8)
+        if self._draws:
+            screen, picture = found.screen, pictures.resize(pictures.grey(found.screen), self._options.screen)
+        else:
+            screen = picture = jnp.zeros((len(which), 0, 0), jnp.uint8)
         zero = jnp.zeros(len(which), jnp.int32)
-        return State(consoles, picture, found.screen, self._emulator.rules.lives(which, consoles.rules), zero)
+        return State(consoles, picture, screen, self._emulator.rules.lives(which, consoles.rules), zero)
 
     def _reset(self, key: Key) -> tuple[State, TimeStep]:
         index = self._draw_start(key)
@@ -268,5 +270,17 @@ class _Environment:
         return info
 
     def _render(self, state: State) -> np.ndarray:
-        screen = np.asarray(state.screen)
+        """Return the last frame; with RAM observations, which no picture is drawn for, the one that would follow."""
+        screen = np.asarray(state.screen if self._draws else self._look(state.consoles))
         return np.asarray(pictures.PALETTE[screen])
+
+    @functools.cached_property
+    def _look(self) -> Callable[[Consoles], Array]:
+        """A compiled function that draws the next frame, with the action held."""
+
+        def look(console: Consoles) -> Array:
+            consoles = jax.tree.map(lambda x: x[None], console)
+            _, played = self._emulator.play(consoles, consoles.held, jnp.ones((1, 1), bool), True)
+            return played.screens[0, 1]
+
+        return jax.jit(look)

@@ -103,6 +103,11 @@ def test_observations_are_the_last_two_frames_at_84_by_84() -> None:
 def test_a_state_taken_and_put_back_replays_exactly() -> None:
     play, before, after = Play(make("Pong", **RAW), 3), [], []
     play(2)
+    # Its picture is that of the frame that would follow.
+    ale = ale_at_start("Pong")
+    for _ in range(2):
+        oracle.act(ale, find("Pong").minimal_actions[2])
+    assert (play.env.render(states.get_state(play.state, 1)) == ale.getScreenRGB()).all()
     kept = states.get_state(play.state, 1)
     for record in (before, after):
         for action in (2, 3, 0, 1):
