@@ -79,25 +79,31 @@ def _learn_on_batch(
     def update(state: PyTree, number: Array) -> tuple[PyTree, Metrics]:
         epoch, part = number // plan.num_minibatches, number % plan.num_minibatches
         epoch_key = jax.random.fold_in(key, epoch)
-        lane_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(epoch_key, jnp.arange(num_lanes))
-        index = part * size + jnp.arange(size)
-        minibatch = gather(jax.vmap(lambda lane_key: permute(lane_key, index, units))(lane_keys))
-        grads, aux = agent.grad(jax.random.fold_in(epoch_key, num_lanes + part), state, minibatch)
+        chosen = None
+        if plan.num_minibatches > 1:  # One minibatch is everything, in any order.
+            lane_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(epoch_key, jnp.arange(num_lanes))
+            index = part * size + jnp.arange(size)
+            chosen = jax.vmap(lambda lane_key: permute(lane_key, index, units))(lane_keys)
+        grads, aux = agent.grad(jax.random.fold_in(epoch_key, num_lanes + part), state, gather(chosen))
         return agent.apply(state, grads), aux.metrics
 
     state, metrics = fold(update, state, jnp.arange(plan.num_epochs * plan.num_minibatches))
     return state, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
 
 
-def _gatherer(plan: Plan, num_lanes: int) -> tuple[Callable[[Array], PyTree], int]:
-    """Return a function from indices [L, n] to a minibatch, and the number of units in a lane."""
+def _gatherer(plan: Plan, num_lanes: int) -> tuple[Callable[[Array | None], PyTree], int]:
+    """Return a function from indices [L, n], or None for all, to a minibatch; and the number of units in a lane."""
     time, batch = jax.tree.leaves(plan.data)[0].shape[:2]
-    take = jax.vmap(lambda lane, index: lane[index])
+
+    def pick(lanes: Array, index: Array | None) -> Array:
+        taken = lanes if index is None else jax.vmap(lambda lane, index: lane[index])(lanes, index)
+        return taken.reshape(-1, *taken.shape[2:])
+
     if plan.unit == "step":
         lanes = jax.tree.map(lambda x: to_lanes(x, num_lanes), plan.data)
 
-        def gather(index: Array) -> PyTree:
-            return jax.tree.map(lambda x: take(x, index).reshape(-1, *x.shape[2:]), lanes)
+        def gather(index: Array | None) -> PyTree:
+            return jax.tree.map(lambda x: pick(x, index), lanes)
 
         return gather, time * batch // num_lanes
 
@@ -105,9 +111,9 @@ def _gatherer(plan: Plan, num_lanes: int) -> tuple[Callable[[Array], PyTree], in
     sequences = jax.tree.map(lambda x: by_lane(jnp.moveaxis(x, 1, 0)), plan.data)
     per_env = jax.tree.map(by_lane, plan.per_env)
 
-    def gather_sequences(index: Array) -> PyTree:
-        pick = lambda x: take(x, index).reshape(-1, *x.shape[2:])  # noqa: E731
-        return jax.tree.map(lambda x: jnp.moveaxis(pick(x), 0, 1), sequences), jax.tree.map(pick, per_env)
+    def gather_sequences(index: Array | None) -> PyTree:
+        by_time = jax.tree.map(lambda x: jnp.moveaxis(pick(x, index), 0, 1), sequences)
+        return by_time, jax.tree.map(lambda x: pick(x, index), per_env)
 
     return gather_sequences, batch // num_lanes
 

@@ -17,7 +17,7 @@ from podium.agent import Agent
 from podium.env import Env
 from podium.networks import batch_groups
 from podium.placement import program
-from podium.placement.devices import compiler_options
+from podium.placement.devices import compiler_options, keep_freed_memory
 from podium.placement.program import Sizes
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
@@ -134,6 +134,8 @@ class FusedProgram(abc.ABC):
         if self._compiled is not None:
             return
         lowered = self.lower()
+        if self.devices[0].platform == "cpu":
+            keep_freed_memory()
         began = time.perf_counter()
         self._compiled = lowered.compile(options or compiler_options(self.devices[0]))
         self.compile_seconds += time.perf_counter() - began

@@ -23,6 +23,7 @@ from podium.networks import batch_groups
 from podium.placement import program
 from podium.placement.acting import Acting, Fused, complete
 from podium.placement.actors import STOP_SECONDS, Piece, Slot, Watch, Watched, end_threads
+from podium.placement.devices import keep_freed_memory
 from podium.placement.program import RunState, Sizes
 from podium.placement.table import nbytes
 from podium.types import EnvSpec, Key, Metrics, PyTree, Trajectory
@@ -147,6 +148,8 @@ class LearnerProgram(abc.ABC):
         if self._compiled is not None:
             return
         lowered = self.lower()
+        if self.devices[0].platform == "cpu":
+            keep_freed_memory()
         began = time.perf_counter()
         self._compiled = lowered.compile()
         everywhere = NamedSharding(self._mesh, P())
