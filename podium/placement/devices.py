@@ -27,8 +27,8 @@ def compiler_options(device: jax.Device) -> dict[str, Any] | None:
 
 
 @functools.cache
-def keep_freed_memory() -> bool:
-    """Let the C library keep blocks of up to 1 GiB that are freed, up to 2 GiB of them, where it is glibc's.
+def keep_freed_memory(device: jax.Device) -> bool:
+    """For programs on a CPU, let the C library (glibc's) keep freed blocks of up to 1 GiB, up to 2 GiB of them.
 
     As it comes, it asks the system anew for every block above 32 MiB, and fresh pages cost more than what a program on
     a CPU computes with them: learning from 64 x 32 frames took 12 to 24 ms of processor time in place of 51 to 75.
@@ -37,7 +37,7 @@ def keep_freed_memory() -> bool:
     Returns:
       whether it does.
     """
-    if any(name == "GLIBC_TUNABLES" or name.startswith("MALLOC_") for name in os.environ):
+    if device.platform != "cpu" or any(name == "GLIBC_TUNABLES" or name.startswith("MALLOC_") for name in os.environ):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     threshold_of_maps, threshold_of_trimming = -3, -1  # As <malloc.h> numbers them.

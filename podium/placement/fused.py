@@ -134,8 +134,7 @@ class FusedProgram(abc.ABC):
         if self._compiled is not None:
             return
         lowered = self.lower()
-        if self.devices[0].platform == "cpu":
-            keep_freed_memory()
+        keep_freed_memory(self.devices[0])
         began = time.perf_counter()
         self._compiled = lowered.compile(options or compiler_options(self.devices[0]))
         self.compile_seconds += time.perf_counter() - began

@@ -148,8 +148,7 @@ class LearnerProgram(abc.ABC):
         if self._compiled is not None:
             return
         lowered = self.lower()
-        if self.devices[0].platform == "cpu":
-            keep_freed_memory()
+        keep_freed_memory(self.devices[0])
         began = time.perf_counter()
         self._compiled = lowered.compile()
         everywhere = NamedSharding(self._mesh, P())

@@ -187,6 +187,11 @@ def test_games_go_with_mixed_only() -> None:
 
 
 @pytest.mark.slow
+def test_single_frames_keep_the_contract() -> None:
+    podium.testing.check_env(make("Pong", **RAW), num_steps=20)
+
+
+@pytest.mark.slow
 def test_it_trains_on_two_devices() -> None:
     """Statistics are of whole episodes, whatever lives are lost."""
     env = make("Breakout", life_loss=True, max_episode_frames=32, observation="ram")
