@@ -49,6 +49,9 @@ class DistributedActors:
         learning samples from it, and the faster of the two waits. Else every update inserts a batch of rollouts and
         then samples. What it holds is not saved: a run that goes on fills it again.
       replay_device: that holds it then; None is the first that learns.
+      replay_engine: where it is then: "threads" is in this process, on `replay_device`; "ray" is in a Ray actor, a
+        process of its own, on its CPU or the GPU that it is given. Learning plans what goes into it, and minibatches
+        come back; if the process is lost, the run ends, and one that goes on fills another.
       replay_tolerance: updates that inserting and sampling may then be ahead of each other, above 0.
       restarts: failures of workers that a run survives: the rollout under way is dropped and counted, and the worker
         begins anew with fresh episodes.
@@ -68,6 +71,7 @@ class DistributedActors:
     lockstep: bool = False
     replay_apart: bool = False
     replay_device: jax.Device | None = None
+    replay_engine: Engine | Literal["threads", "ray"] = "threads"
     replay_tolerance: float = 1.0
     restarts: int = 0
     worker_timeout: float = 60.0
@@ -126,13 +130,19 @@ class DistributedActors:
         workers, learners = self.devices()
         amounts: dict[str, int | str] = {
             "trajectories": "num_envs * rollout_length * (obs, action, what came of it), where its devices differ",
-            **({"minibatches": "gradient steps * a minibatch, where its device differs"} if self.replay_apart else {}),
+            **self._replay_amounts(),
             "parameters": f"{self._copies(workers)} * the parameters that act",
             "gradient sums": "gradient steps * the parameters" if len(learners) > 1 else 0,
         }
         share = "its share of the environments"
-        replay_device = self.replay_device or learners[0]
-        return self._explain(workers, [share] * self.workers, learners, [share] * len(learners), amounts, replay_device)
+        return self._explain(workers, [share] * self.workers, learners, [share] * len(learners), amounts)
+
+    def _replay_amounts(self) -> dict[str, int | str]:
+        if not self.replay_apart:
+            return {}
+        if not resolve_engine(self.replay_engine).apart:
+            return {"minibatches": "gradient steps * a minibatch, where its device differs"}
+        return {"insertions": "what the agent plans of a batch", "minibatches": "gradient steps * a minibatch"}
 
     def _explain(
         self,
@@ -141,20 +151,22 @@ class DistributedActors:
         learners: list[jax.Device],
         learnt_from: list[str],
         amounts: Mapping[str, int | str],
-        replay_device: jax.Device,
     ) -> Explanation:
+        replay_elsewhere = resolve_engine(self.replay_engine).apart
         apart = resolve_engine(self.engine).apart
         places = ["Ray actor" if apart else device_name(workers[i % len(workers)]) for i in range(self.workers)]
         roles = [
             Role(f"worker {i}", place, share) for i, (place, share) in enumerate(zip(places, acted_for, strict=True))
         ]
         if self.replay_apart:
-            roles.append(Role("replay", device_name(replay_device), "all of it"))
+            place = "Ray actor" if replay_elsewhere else device_name(self.replay_device or learners[0])
+            roles.append(Role("replay", place, "all of it"))
         roles += [Role("learning", device_name(x), share) for x, share in zip(learners, learnt_from, strict=True)]
         ways = {
             "observations": "among worker threads and devices",
             "actions": "among worker threads and devices",
-            "trajectories": f"workers to {'replay' if self.replay_apart else 'learning'}",
+            "trajectories": f"workers to {'replay' if self.replay_apart and not replay_elsewhere else 'learning'}",
+            "insertions": "learning to replay",
             "minibatches": "replay to learning",
             "parameters": "learning to workers",
             "gradient sums": "among learning devices",
@@ -186,6 +198,15 @@ class DistributedActors:
             )
         if self.lockstep and self.replay_apart:
             raise ValueError("lockstep=True ties rollouts to updates, and replay_apart=True parts them; choose one.")
+        if not self.replay_apart and (self.replay_device is not None or self.replay_engine != "threads"):
+            name = "replay_engine" if self.replay_device is None else "replay_device"
+            raise ValueError(f"{name}={getattr(self, name)!r} is for a replay apart; give replay_apart=True too.")
+        replay_engine = resolve_engine(self.replay_engine, "replay_engine")
+        if self.replay_device is not None and replay_engine.apart:
+            raise ValueError(
+                f"replay_device={self.replay_device!r} is one of this process, but replay_engine="
+                f"{self.replay_engine!r} puts the replay into another; leave one of them out."
+            )
         if not 0 < self.replay_tolerance < math.inf:
             raise ValueError(
                 f"replay_tolerance={self.replay_tolerance!r} must be finite and greater than 0 updates; 1 is usual."

@@ -109,7 +109,6 @@ class DistributedActorsProgram(LearnerProgram):
             self.devices,
             [numbers(i * learnt, learnt) if self._in_order else share for i in range(len(self.devices))],
             self.bytes_per_update(),
-            self._placement.replay_device or self.devices[0],
         )
 
     def _on_worker(self) -> list[jax.Device | None]:

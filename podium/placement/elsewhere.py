@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ from podium.agent import Agent
 from podium.env import Env
 from podium.host import HostEnvs
 from podium.placement.acting import Acting, Compiled, CompiledFused, Fused, FusedPlayer, HostPlayer, Played
-from podium.placement.engine import Engine, Handle
+from podium.placement.engine import Engine, Handle, within
 from podium.types import Key, PyTree
 
 
@@ -92,13 +91,8 @@ class PlayerElsewhere:
             # The engine bounds how long this takes.
             self._handle.call("ready", waiting=tick)
             self._stands = True
-        deadline = time.monotonic() + self._timeout
-
-        def look() -> None:
-            tick()
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{self._handle.name} has not ended a rollout for {self._timeout:g} s.")
-
+        late = f"{self._handle.name} has not ended a rollout for {self._timeout:g} s."
+        look = within(self._timeout, late, tick)
         sent: Any = None if version == self._sent else params
         self._sent = version
         played: Played = self._handle.call("play", sent, version, iteration, waiting=look)

@@ -8,6 +8,7 @@ calls it through a `Handle`, and does not see where it is.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -118,8 +119,20 @@ class _Done:
         return self.value
 
 
-def resolve_engine(engine: Engine | Literal["threads", "ray"]) -> Engine:
-    """Return the engine of this name, or the one given.
+def within(seconds: float, late: str, waiting: Callable[[], None]) -> Callable[[], None]:
+    """Return what may be called in place of `waiting`: it raises TimeoutError(late) after so many seconds."""
+    deadline = time.monotonic() + seconds
+
+    def look() -> None:
+        waiting()
+        if time.monotonic() > deadline:
+            raise TimeoutError(late)
+
+    return look
+
+
+def resolve_engine(engine: Engine | Literal["threads", "ray"], field: str = "engine") -> Engine:
+    """Return the engine of this name, or the one given; `field` is what messages call it.
 
     Raises:
       ValueError: it is none, or its library is not installed.
@@ -131,5 +144,5 @@ def resolve_engine(engine: Engine | Literal["threads", "ray"]) -> Engine:
 
         return RayEngine()
     if isinstance(engine, str) or not hasattr(engine, "place"):
-        raise ValueError(f"engine={engine!r} is not known; use 'threads' or 'ray'.")
+        raise ValueError(f"{field}={engine!r} is not known; use 'threads' or 'ray'.")
     return engine

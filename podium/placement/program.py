@@ -256,8 +256,13 @@ def empty_replay(agent: Agent, sizes: Sizes, plan_of_step: Callable[[Key], Plan]
     """Return the agent's replay with nothing in it, or `()`; `plan_of_step` is traced for the shapes of its items."""
     if agent.replay is None:
         return ()
-    shapes = jax.eval_shape(plan_of_step, jax.random.key(0)).data
-    item = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), shapes)
+    return empty_replay_of(agent, sizes, jax.eval_shape(plan_of_step, jax.random.key(0)))
+
+
+def empty_replay_of(agent: Agent, sizes: Sizes, plan: Plan) -> PyTree:
+    """Return the agent's replay with nothing in it, for the data of such plans; they may be shapes."""
+    assert agent.replay is not None
+    item = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), plan.data)
     return agent.replay.init(item, sizes.num_envs, sizes.num_lanes, sizes.rollout_length)
 
 

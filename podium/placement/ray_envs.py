@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
 from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
 
 from podium.host import CheckedHostEnv, HostEnv, HostEnvs
-from podium.placement.engine import Answer, Engine, Handle, resolve_engine
+from podium.placement.engine import Answer, Engine, Handle, resolve_engine, within
 from podium.placement.ray_engine import RayEngine
 from podium.types import EnvSpec, TimeStep
 
@@ -96,15 +95,9 @@ class _Proxy(CheckedHostEnv):
         return self._await(self._sent)
 
     def _await(self, answer: Answer) -> TimeStep:
-        deadline = time.monotonic() + self._step_timeout
-
-        def look() -> None:
-            self._look()
-            if time.monotonic() > deadline:
-                seconds = self._step_timeout
-                raise TimeoutError(f"{self._handle.name} has not ended a step for step_timeout={seconds:g} s.")
-
-        return answer.result(look)
+        seconds = self._step_timeout
+        late = f"{self._handle.name} has not ended a step for step_timeout={seconds:g} s."
+        return answer.result(within(seconds, late, self._look))
 
     def _close(self) -> None:
         self._closed.set()

@@ -18,87 +18,19 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from podium import keys
-from podium.agent import Agent
-from podium.learn import num_updates
+from podium.agent import Plan
 from podium.networks import batch_groups
 from podium.placement import program
 from podium.placement.acting import SUMS, complete
 from podium.placement.actors import ActorError, Piece, Watched, Working
 from podium.placement.distributed_program import DistributedActorsProgram
-from podium.placement.learner import account, join, zeros
+from podium.placement.engine import Engine, resolve_engine
+from podium.placement.learner import account, join
 from podium.placement.limiter import Limiter
-from podium.placement.program import RunState, Sizes
+from podium.placement.program import RunState
+from podium.placement.replay_store import SharedStore, StoreFragment
 from podium.placement.table import nbytes
 from podium.types import Key, Metrics, PyTree, Trajectory
-
-
-class Drawn(NamedTuple):
-    """Shapes of what a replay gives: a minibatch, what tells where it is from; and how many an insertion is worth."""
-
-    minibatch: PyTree
-    indices: PyTree
-    per_insertion: int
-
-
-class Store:
-    """The replay's state, which one at a time changes or reads.
-
-    Args:
-      agent: whose replay it is.
-      sizes: of the run.
-      state: of the agent, shapes.
-      trajectory: of the whole batch as it travels, shapes.
-    """
-
-    def __init__(self, agent: Agent, sizes: Sizes, state: PyTree, trajectory: Trajectory):
-        assert agent.replay is not None
-        self._agent, self._replay, self._state, self._trajectory = agent, agent.replay, state, trajectory
-        self._key = jax.eval_shape(lambda: jax.random.key(0))
-        plan = lambda key: agent.plan(key, *zeros((state, jax.eval_shape(complete, trajectory))))  # noqa: E731
-        self._empty = lambda: program.empty_replay(agent, sizes, plan)
-        self._shape = jax.eval_shape(self._empty)
-        count = num_updates(self._replay, jax.eval_shape(plan, self._key))
-        minibatch, indices = jax.eval_shape(self._replay.sample, self._key, self._shape)
-        self.drawn = Drawn(minibatch, indices, count)
-        self._lock = threading.Lock()
-
-    def open(self, device: jax.Device) -> None:
-        """Compile for a device, and begin there with nothing in it."""
-        here, replay = SingleDeviceSharding(device), self._replay
-        jit = lambda function, **options: jax.jit(function, in_shardings=here, out_shardings=here, **options)  # noqa: E731
-
-        def add(held: PyTree, key: Key, state: PyTree, trajectory: Trajectory) -> tuple[PyTree, Any]:
-            held = replay.add(held, self._agent.plan(key, state, complete(trajectory)).data)
-            return held, replay.can_sample(held)
-
-        self._device = device
-        self._held = jax.jit(self._empty, out_shardings=here)()
-        self._add = jit(add, donate_argnums=0).lower(self._shape, self._key, self._state, self._trajectory).compile()
-        self._sample = jit(replay.sample).lower(self._key, self._shape).compile()
-        self._rank: Any = None
-        if replay.update_priorities is not None:
-            ranks = jax.ShapeDtypeStruct((replay.batch_size,), jnp.float32)
-            rank = jit(replay.update_priorities, donate_argnums=0)
-            self._rank = rank.lower(self._shape, self.drawn.indices, ranks).compile()
-
-    def add(self, key: Key, state: PyTree, trajectory: Trajectory) -> bool:
-        """Insert a batch of rollouts; returns whether the replay can be sampled now."""
-        key, state = jax.device_put((key, state), self._device)
-        with self._lock:
-            self._held, ready = self._add(self._held, key, state, trajectory)
-        return bool(ready)
-
-    def sample(self, key: Key) -> tuple[PyTree, PyTree]:
-        """Return a minibatch and where it is from."""
-        with self._lock:
-            return jax.block_until_ready(self._sample(jax.device_put(key, self._device), self._held))
-
-    def rank(self, indices: PyTree, priorities: Any) -> None:
-        """Give what was sampled new priorities, where the replay has any."""
-        if self._rank is not None:
-            priorities = jax.device_put(priorities, self._device)
-            with self._lock:
-                self._held = self._rank(self._held, indices, priorities)
 
 
 class Inserted(NamedTuple):
@@ -114,7 +46,7 @@ class Inserter(Working):
 
     Args:
       take: waits for a batch of pieces, and says how many were dropped.
-      insert: `(number, pieces) -> (trajectory, whether the replay can be sampled)`.
+      insert: `(number, pieces, waiting) -> (trajectory, whether the replay can be sampled)`.
       limiter: of the replay.
       items: steps of a batch.
       start: number of the first batch.
@@ -124,7 +56,7 @@ class Inserter(Working):
     def __init__(
         self,
         take: Callable[[], tuple[list[Piece], int]],
-        insert: Callable[[int, list[Piece]], tuple[Trajectory, bool]],
+        insert: Callable[[int, list[Piece], Callable[[], None]], tuple[Trajectory, bool]],
         limiter: Limiter,
         items: int,
         start: int,
@@ -140,7 +72,7 @@ class Inserter(Working):
         while True:
             pieces, dropped = self._take()
             self._limiter.insert(self._items, self._tick)
-            trajectory, ready = self._insert(self._number, pieces)
+            trajectory, ready = self._insert(self._number, pieces, self._tick)
             stories = [piece._replace(trajectories=[]) for piece in pieces]
             self.inserted.append(Inserted(trajectory, stories, dropped))
             self._number += 1
@@ -163,6 +95,9 @@ class ReplayApartProgram(DistributedActorsProgram):
             grads, aux = self.agent.grad(key, state, minibatch)
         return self.agent.apply(state, grads), aux.metrics, aux.priorities
 
+    def _plan(self, key: Key, state: PyTree, trajectory: Trajectory) -> Plan:
+        return self.agent.plan(key, state, complete(trajectory))
+
     def _observe(self, state: PyTree, trajectory: Trajectory) -> tuple[PyTree, Any]:
         trajectory = complete(trajectory)
         return self.agent.observe(state, trajectory), program.rollout_finite(self.agent, trajectory).all()
@@ -176,20 +111,28 @@ class ReplayApartProgram(DistributedActorsProgram):
             return self._lowered
         began = time.perf_counter()
         agent, trajectory = self._plain_state(), self._abstract_trajectory()
-        self._store = Store(self.agent, self.sizes, agent, trajectory)
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        # Planned where rollouts come to, so that the State travels nowhere.
+        here = SingleDeviceSharding(self._planning_device)
+        data = lambda *arguments: self._plan(*arguments).data  # noqa: E731
+        lowered_plan = jax.jit(data, in_shardings=here, out_shardings=here).lower(key, agent, trajectory)
+        self._lowered_plan = lowered_plan
+        plan = jax.eval_shape(self._plan, key, agent, trajectory)
+        there = None if self._replay_engine.apart else self._planning_device
+        self._fragment = StoreFragment(self.agent, self.sizes, plan, there)
+        self._drawn = self._fragment.drawn()
         self._spread_shardings = self._spread(trajectory)
         everywhere, split = NamedSharding(self._mesh, P()), NamedSharding(self._mesh, P("env"))
         held = self._shardings.agent
-        self._minibatch_shardings = jax.tree.map(lambda x: split, self._store.drawn.minibatch)
+        self._minibatch_shardings = jax.tree.map(lambda x: split, self._drawn.minibatch)
         # Nothing is donated: the inserter plans by the newest state, whenever it likes.
         step = jax.jit(
             self._step,
             in_shardings=(held, everywhere, self._minibatch_shardings),
             out_shardings=(held, everywhere, everywhere),
         )
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        self._lowered = step.lower(agent, key, self._store.drawn.minibatch)
-        self._metrics = jax.eval_shape(self._step, agent, key, self._store.drawn.minibatch)[1]
+        self._lowered = step.lower(agent, key, self._drawn.minibatch)
+        self._metrics = jax.eval_shape(self._step, agent, key, self._drawn.minibatch)[1]
         observe = jax.jit(self._observe, in_shardings=(held, self._spread_shardings), out_shardings=(held, everywhere))
         self._lowered_observe = observe.lower(agent, trajectory)
         self.compile_seconds += time.perf_counter() - began
@@ -199,9 +142,16 @@ class ReplayApartProgram(DistributedActorsProgram):
         super()._compile_players(params)
         self._compiled_observe = self._lowered_observe.compile()
         self._all_finite = jax.jit(program.all_finite)
-        self._store.open(self._replay_device())
+        self._compiled_plan = self._lowered_plan.compile()
+        self._store = SharedStore(self._replay_engine, self._fragment, self._placement.worker_timeout)
 
-    def _replay_device(self) -> jax.Device:
+    @property
+    def _replay_engine(self) -> Engine:
+        return resolve_engine(self._placement.replay_engine)
+
+    @property
+    def _planning_device(self) -> jax.Device:
+        """The device that holds the replay, if it is one of this process."""
         return self._placement.replay_device or self.devices[0]
 
     def _begin(self, state: RunState) -> None:
@@ -211,19 +161,22 @@ class ReplayApartProgram(DistributedActorsProgram):
     def _make_threads(self, run_key: Key, seed: int, start: int) -> Sequence[Watched]:
         assert self.agent.replay is not None
         items, batch = self.sizes.steps_per_update, self.agent.replay.batch_size
-        per_update = self._store.drawn.per_insertion * batch
+        per_update = self._drawn.per_insertion * batch
         tolerance = max(self._placement.replay_tolerance * per_update, (batch + per_update) / 2)
         self._limiter = Limiter(per_update / items, tolerance, self._placement.worker_timeout)
         take = lambda: self._take(self._published)  # noqa: E731
-        insert = lambda number, pieces: self._insert(run_key, number, pieces)  # noqa: E731
+        insert = lambda *arguments: self._insert(run_key, *arguments)  # noqa: E731
         self._inserter = Inserter(take, insert, self._limiter, items, start, self._stop)
         return [*super()._make_threads(run_key, seed, start), self._inserter]
 
-    def _insert(self, run_key: Key, number: int, pieces: list[Piece]) -> tuple[Trajectory, bool]:
-        parts = [jax.device_put(part, self._replay_device()) for piece in pieces for part in piece.trajectories]
-        trajectory = join(parts)
+    def _insert(
+        self, run_key: Key, number: int, pieces: list[Piece], waiting: Callable[[], None]
+    ) -> tuple[Trajectory, bool]:
+        device = self._planning_device
+        trajectory = join([jax.device_put(part, device) for piece in pieces for part in piece.trajectories])
         plan_key = jax.random.split(keys.iteration(run_key, jnp.int32(number)).learn)[0]
-        return trajectory, self._store.add(plan_key, self._newest, trajectory)
+        data = self._compiled_plan(*jax.device_put((plan_key, self._newest), device), trajectory)
+        return trajectory, self._store.add(data, waiting)
 
     def _learn_once(self, state: RunState, number: int) -> tuple[RunState, Metrics]:
         began = time.perf_counter()
@@ -232,7 +185,7 @@ class ReplayApartProgram(DistributedActorsProgram):
         seen: list[Inserted] = []
         waited = self._wait_for_more()
         fold_key = jax.random.split(keys.iteration(state.key, state.update).learn)[1]
-        for step in range(self._store.drawn.per_insertion if self._inserter.ready else 0):
+        for step in range(self._drawn.per_insertion if self._inserter.ready else 0):
             agent, metrics, seconds = self._gradient_step(agent, jax.random.fold_in(fold_key, step))
             rows.append(metrics)
             waited += seconds
@@ -269,10 +222,10 @@ class ReplayApartProgram(DistributedActorsProgram):
         assert self.agent.replay is not None
         sample_key, grad_key = jax.random.split(key)
         waited = self._limiter.sample(self.agent.replay.batch_size, self._look)
-        minibatch, indices = self._store.sample(sample_key)
+        minibatch, indices = self._store.sample(sample_key, self._look)
         minibatch = jax.device_put(minibatch, self._minibatch_shardings)
         agent, metrics, priorities = self._compiled(agent, grad_key, minibatch)
-        self._store.rank(indices, priorities)
+        self._store.rank(indices, priorities, self._look)
         return agent, metrics, waited
 
     def _mean(self, rows: list[Metrics]) -> dict[str, np.ndarray]:
@@ -287,16 +240,24 @@ class ReplayApartProgram(DistributedActorsProgram):
             raise self._inserter.error
         self._watches[self._inserter].look(self._inserter.is_alive())
 
+    def close(self) -> None:
+        """End the threads, and the replay with what it holds."""
+        super().close()
+        if hasattr(self, "_store"):
+            self._store.close()
+
     def bytes_per_update(self) -> dict[str, int]:
         """Return what moves in an update, from the shapes that are compiled for; single numbers are left out."""
         self.lower()
-        drawn, trajectory = self._store.drawn, self._abstract_trajectory()
+        drawn, trajectory = self._drawn, self._abstract_trajectory()
         moved = self._acting_bytes()
-        away = sum(device != self._replay_device() for device in self._on_worker())
-        apart = [self._replay_device()] != self.devices
+        away = sum(device != self._planning_device for device in self._on_worker())
+        elsewhere = self._replay_engine.apart
+        apart = elsewhere or [self._planning_device] != self.devices
         gradient = jax.eval_shape(self.agent.grad, jax.random.key(0), self._plain_state(), drawn.minibatch)[0]
         return moved | {
             "trajectories": (nbytes(trajectory) - nbytes(trajectory.policy_version)) * away // self._own_envs,
+            **({"insertions": nbytes(self._fragment.plan.data)} if elsewhere else {}),
             "minibatches": drawn.per_insertion * nbytes(drawn.minibatch) if apart else 0,
             "parameters": self._parameter_bytes(),
             "gradient sums": drawn.per_insertion * nbytes(gradient) if len(self.devices) > 1 else 0,

@@ -177,10 +177,13 @@ def test_a_worker_that_dies_ends_the_run_with_its_traceback() -> None:
         (ppo.make(), {}, "replay_apart=True, but ppo learns from no replay"),
         (AGENTS["dqn"], {"lockstep": True}, "lockstep=True ties rollouts to updates"),
         (AGENTS["dqn"], {"replay_tolerance": 0.0}, "replay_tolerance=0.0 must be finite and greater than 0"),
+        (AGENTS["dqn"], {"replay_engine": "gpu"}, "replay_engine='gpu' is not known"),
+        (AGENTS["dqn"], {"replay_engine": "ray", "replay_apart": False}, "replay_engine='ray' is for a replay apart"),
+        (AGENTS["dqn"], {"replay_engine": "ray", "replay_device": jax.devices()[0]}, "leave one of them out"),
     ],
 )
 def test_what_cannot_be_is_refused(agent: Any, changes: dict[str, Any], words: str) -> None:
-    placement = podium.DistributedActors(replay_apart=True, **changes)
+    placement = podium.DistributedActors(**{"replay_apart": True, **changes})
     with pytest.raises(ValueError, match=words):
         placement.build(agent, make("podium/Catch"), num_envs=8, rollout_length=4)
 

@@ -1,0 +1,183 @@
+"""The replay that stands apart: a fragment holds it, in this process or another, and several threads call it."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from podium.agent import Agent, Replay
+from podium.learn import num_updates
+from podium.placement import program
+from podium.placement.actors import POLL_SECONDS, ActorError
+from podium.placement.engine import Answer, Engine, FragmentError, LostError, within
+from podium.placement.program import Sizes
+from podium.types import Key, PyTree
+
+
+class Drawn(NamedTuple):
+    """Shapes of what a replay gives: a minibatch, what tells where it is from; and how many an insertion is worth."""
+
+    minibatch: PyTree
+    indices: PyTree
+    per_insertion: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreFragment:
+    """What makes a replay with nothing in it, and compiles it.
+
+    Args:
+      agent: whose replay it is.
+      sizes: of the run.
+      plan: shapes of the agent's plan for a batch of rollouts, whose data go into the replay.
+      device: that holds it; None is the first of the process.
+    """
+
+    agent: Agent
+    sizes: Sizes
+    plan: PyTree
+    device: jax.Device | None
+
+    @property
+    def replay(self) -> Replay:
+        """The agent's."""
+        assert self.agent.replay is not None
+        return self.agent.replay
+
+    def empty(self) -> PyTree:
+        """Return the replay's state with nothing in it."""
+        return program.empty_replay_of(self.agent, self.sizes, self.plan)
+
+    def drawn(self) -> Drawn:
+        """Return what it will give."""
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        minibatch, indices = jax.eval_shape(self.replay.sample, key, jax.eval_shape(self.empty))
+        return Drawn(minibatch, indices, num_updates(self.replay, self.plan))
+
+    def __call__(self) -> Store:
+        """Compile, and return the fragment."""
+        return Store(self, self.device or jax.devices()[0])
+
+
+class Store:
+    """The replay's state, where it lives; one thread at a time may use it."""
+
+    def __init__(self, made_of: StoreFragment, device: jax.Device):
+        here, replay = SingleDeviceSharding(device), made_of.replay
+        jit = lambda function, **options: jax.jit(function, in_shardings=here, out_shardings=here, **options)  # noqa: E731
+
+        def add(held: PyTree, data: PyTree) -> tuple[PyTree, Any]:
+            held = replay.add(held, data)
+            return held, replay.can_sample(held)
+
+        self._device, shape = device, jax.eval_shape(made_of.empty)
+        self._held = jax.jit(made_of.empty, out_shardings=here)()
+        self._add = jit(add, donate_argnums=0).lower(shape, made_of.plan.data).compile()
+        self._sample = jit(replay.sample).lower(jax.eval_shape(lambda: jax.random.key(0)), shape).compile()
+        self._rank: Any = None
+        if replay.update_priorities is not None:
+            ranks, indices = jax.ShapeDtypeStruct((replay.batch_size,), jnp.float32), made_of.drawn().indices
+            rank = jit(replay.update_priorities, donate_argnums=0)
+            self._rank = rank.lower(shape, indices, ranks).compile()
+
+    def add(self, data: PyTree) -> bool:
+        """Insert the data of a plan; returns whether the replay can be sampled now."""
+        self._held, ready = self._add(self._held, jax.device_put(data, self._device))
+        return bool(ready)
+
+    def sample(self, key: Key) -> tuple[PyTree, PyTree]:
+        """Return a minibatch and where it is from."""
+        drawn: tuple[PyTree, PyTree] = jax.block_until_ready(
+            self._sample(jax.device_put(key, self._device), self._held)
+        )
+        return drawn
+
+    def rank(self, indices: PyTree, priorities: Any) -> None:
+        """Give what was sampled new priorities, where the replay has any."""
+        if self._rank is not None:
+            self._held = self._rank(self._held, *jax.device_put((indices, priorities), self._device))
+
+
+class SharedStore:
+    """A `Store` wherever an engine puts it, for several threads.
+
+    Args:
+      engine: that places it.
+      fragment: what it is.
+      timeout: seconds that a call may take, once it stands.
+    """
+
+    def __init__(self, engine: Engine, fragment: StoreFragment, timeout: float):
+        self._handle = engine.place("podium-replay", fragment)
+        self._timeout, self._lock = timeout, threading.Lock()
+        self._ranking: Answer | None = None
+        self._stands = False
+
+    def add(self, data: PyTree, waiting: Callable[[], None]) -> bool:
+        """Insert the data of a plan; returns whether the replay can be sampled now. `waiting` as for `Answer.result`.
+
+        Raises:
+          ActorError: the replay is lost, broken, or hangs; so do the other methods.
+        """
+        return bool(self._call("add", data, waiting=waiting))
+
+    def sample(self, key: Key, waiting: Callable[[], None]) -> tuple[PyTree, PyTree]:
+        """Return a minibatch and where it is from; every ranking that was begun is done before."""
+        drawn: tuple[PyTree, PyTree] = self._call("sample", key, waiting=waiting)
+        return drawn
+
+    def rank(self, indices: PyTree, priorities: Any, waiting: Callable[[], None]) -> None:
+        """Begin to give what was sampled new priorities; waits for nothing but other threads."""
+        with _Held(self._lock, waiting):
+            self._finish(waiting)
+            self._ranking = self._handle.start("rank", indices, priorities)
+
+    def close(self) -> None:
+        """End its process, if it has one."""
+        self._handle.close()
+
+    def _call(self, method: str, *arguments: Any, waiting: Callable[[], None]) -> Any:
+        with _Held(self._lock, waiting):
+            self._finish(waiting)
+            # The engine bounds how long it takes until the fragment stands, which the first call waits for.
+            look = self._within(waiting) if self._stands else waiting
+            answer = self._told(lambda: self._handle.call(method, *arguments, waiting=look))
+            self._stands = True
+            return answer
+
+    def _finish(self, waiting: Callable[[], None]) -> None:
+        if self._ranking is not None:
+            ranking, self._ranking = self._ranking, None
+            self._told(lambda: ranking.result(self._within(waiting)))
+
+    def _within(self, waiting: Callable[[], None]) -> Callable[[], None]:
+        return within(self._timeout, f"it has not answered for {self._timeout:g} s", waiting)
+
+    def _told(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except (FragmentError, LostError, TimeoutError) as error:
+            raise ActorError(
+                f"The replay of {self._handle.name} is gone, with what it held: {error}. "
+                "The same call with resume=True fills another."
+            ) from None
+
+
+class _Held:
+    """Holds a lock; whoever waits for it looks around meanwhile."""
+
+    def __init__(self, lock: threading.Lock, waiting: Callable[[], None]):
+        self._lock, self._waiting = lock, waiting
+
+    def __enter__(self) -> None:
+        while not self._lock.acquire(timeout=POLL_SECONDS):
+            self._waiting()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
