@@ -24,24 +24,14 @@ from podium.env import Env
 from podium.host import HostEnvs
 from podium.placement import program
 from podium.placement.actors import POLL_SECONDS, STOP_SECONDS, Restarts, Watch, end_threads
+from podium.placement.cut import Cut, Shapes
 from podium.placement.devices import Devices, resolve_devices
 from podium.placement.engine import Engine, Handle, resolve_engine
 from podium.placement.explanation import Explanation
+from podium.placement.fragments import Compiled, Fragment, at, jit, lower, make_fragment
 from podium.placement.program import RunState, Sizes
 from podium.placement.table import Move, Role, device_name, nbytes, numbers
-from podium.placement.workers import (
-    Compiled,
-    Cut,
-    Fragment,
-    Server,
-    Shapes,
-    Story,
-    Worker,
-    at,
-    jit,
-    lower,
-    make_fragment,
-)
+from podium.placement.workers import Server, Story, Worker
 from podium.types import Key, Metrics, PyTree
 
 

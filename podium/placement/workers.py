@@ -1,16 +1,12 @@
-"""Workers and their server: threads that play and take gradients, and one state that the gradients move as they come.
+"""Workers and their server: threads that bring gradients, and one state that the gradients move as they come.
 
 A worker is a thread and a `Fragment`: the thread reads from the server, brings to it, and repeats what failed; the
 fragment holds environments and replay, and computes. The fragment may live in another process; see `engine`.
-
-The arithmetic is that of `podium.learn.learn`, which is cut at the gradient by handing it an agent whose `apply` keeps
-the gradient instead of using it: keys, shuffles and minibatches stand there once, for this placement as for all.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 import threading
 import time
@@ -18,184 +14,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
-from podium import episodes, keys
-from podium.agent import Agent, Plan
-from podium.env import Env
-from podium.learn import Learned, learn
-from podium.placement import program
 from podium.placement.actors import POLL_SECONDS, Restarts, Stopped, Watched
+from podium.placement.cut import Shapes
 from podium.placement.engine import EngineError, Handle, LostError
-from podium.placement.program import Sizes
-from podium.rollout import RolloutState, rollout
-from podium.types import Array, Key, Metrics, PyTree, Trajectory
-
-
-class Played(NamedTuple):
-    """What playing gives: where the environments stand, and all that the gradients are to be taken from.
-
-    Attributes:
-      rollout: where the environments stand afterwards.
-      trajectory: [T, E, ...], of this worker's environments.
-      plan: of it, by the State that acted.
-      replay: with the rollout in it, or `()`.
-      ready: bool scalar, whether there is anything to learn from yet.
-      episodes: counts and sums of what ended.
-      finite: [E], whether each environment gave finite numbers only.
-    """
-
-    rollout: RolloutState
-    trajectory: Trajectory
-    plan: Plan
-    replay: PyTree
-    ready: Array
-    episodes: Metrics
-    finite: Array
-
-
-class Taken(NamedTuple):
-    """A gradient, whether all of it is finite, its metrics, and the replay where that has new priorities, else `()`."""
-
-    gradient: PyTree
-    finite: Array
-    metrics: Metrics
-    replay: PyTree
-
-
-class Shapes(NamedTuple):
-    """Of what an iteration of one worker is given and makes: `play` and `take` are arguments of `Cut`'s functions."""
-
-    state: PyTree
-    play: tuple[Any, ...]
-    take: tuple[Any, ...]
-    trajectory: PyTree
-    gradient: PyTree
-    steps: int
-    metrics: Metrics
-
-
-class _Held(NamedTuple):
-    """A State, and beside it the gradient that `apply` was given."""
-
-    state: PyTree
-    gradient: PyTree
-
-
-@dataclasses.dataclass(frozen=True)
-class Cut:
-    """An iteration of one worker, cut at the gradient into pure functions; `sizes` are those of one worker."""
-
-    agent: Agent
-    env: Env
-    sizes: Sizes
-    num_workers: int
-
-    @property
-    def new_priorities(self) -> bool:
-        """Whether taking a gradient changes the replay."""
-        return self.agent.replay is not None and self.agent.replay.update_priorities is not None
-
-    def play(
-        self,
-        run_key: Key,
-        number: Array,
-        worker: Array,
-        version: Array,
-        state: PyTree,
-        rollout_state: RolloutState,
-        replay: PyTree,
-    ) -> Played:
-        """Collect iteration `number` of a worker, and plan what it learns from; `version` goes into the trajectory."""
-        key, params = keys.iteration(run_key, number).rollout, self.agent.actor(state)
-        length = self.sizes.rollout_length
-        following, trajectory, ended = rollout(key, self.agent, self.env, params, rollout_state, length, version)
-        plans = []
-
-        def plan(key: Key, state: PyTree, trajectory: Trajectory) -> Plan:
-            plans.append(self.agent.plan(key, state, trajectory))
-            return plans[0]
-
-        def no_steps(update: Callable[..., Any], carry: PyTree, numbers: Array) -> Any:
-            shapes = jax.eval_shape(update, carry, numbers[0])[1]
-            return carry, jax.tree.map(lambda x: jnp.zeros((1, *x.shape), x.dtype), shapes)
-
-        planning = self.agent._replace(plan=plan, observe=lambda state, trajectory: state)
-        stored = self._learn(run_key, number, worker, planning, state, replay, trajectory, no_steps).replay
-        ready = jnp.ones((), bool) if self.agent.replay is None else self.agent.replay.can_sample(stored)
-        finite = program.rollout_finite(self.agent, trajectory)
-        return Played(following, trajectory, plans[0], stored, ready, episodes.summarize(ended), finite)
-
-    def take(
-        self, run_key: Key, number: Array, worker: Array, step: Array, state: PyTree, replay: PyTree, plan: Plan
-    ) -> Taken:
-        """Take gradient `step` of iteration `number` of a worker, at `state`."""
-        agent = self.agent
-
-        def grad(key: Key, held: _Held, minibatch: PyTree) -> Any:
-            return agent.grad(key, held.state, minibatch)
-
-        def one_step(update: Callable[..., Any], carry: PyTree, numbers: Array) -> Any:
-            carry, metrics = update(carry, step)
-            return carry, jax.tree.map(lambda x: x[None], metrics)
-
-        apply = lambda held, gradient: _Held(held.state, gradient)  # noqa: E731
-        taking = self._planned()._replace(grad=grad, apply=apply)
-        shapes, _ = self.gradients(state, replay, plan)
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        learned = self._learn(run_key, number, worker, taking, _Held(state, nothing), replay, plan, one_step)
-        gradient = learned.state.gradient
-        kept = learned.replay if self.new_priorities else ()
-        return Taken(gradient, program.all_finite(gradient), learned.metrics, kept)
-
-    def gradients(self, state: PyTree, replay: PyTree, plan: Plan) -> tuple[PyTree, int]:
-        """Return the shapes of a gradient and how many an iteration takes; shapes will do for the arguments."""
-        stands_for_trajectory: Any = plan
-        return program.gradients(self._planned(), self.sizes, state, replay, stands_for_trajectory)
-
-    def _planned(self) -> Agent:
-        """Return the agent for which the plan stands where a trajectory did, once that is planned for and stored."""
-        stands_for_it: Callable[..., Any] = lambda key, state, plan: plan  # noqa: E731
-        return self.agent._replace(
-            plan=stands_for_it,
-            observe=lambda state, plan: state,
-            replay=self.agent.replay and self.agent.replay._replace(add=lambda replay, items: replay),
-        )
-
-    def shapes(self) -> Shapes:
-        """Trace an iteration for its shapes."""
-        start = jax.eval_shape(lambda key: program.start(key, self.agent, self.env, self.sizes), jax.random.key(0))
-        number = jax.ShapeDtypeStruct((), np.int32)
-        mine = start.key, number, number, number
-        play = *mine, start.agent, start.rollout, start.replay
-        played = jax.eval_shape(self.play, *play)
-        take = *mine, start.agent, played.replay, played.plan
-        gradient, steps = self.gradients(*take[4:])
-        metrics = jax.eval_shape(self.take, *take).metrics
-        return Shapes(start.agent, play, take, played.trajectory, gradient, steps, metrics)
-
-    def apply(self, state: PyTree, gradient: PyTree, weight: Array) -> PyTree:
-        """Return the State after a gradient, every number of which is multiplied by `weight`; 1 changes no bit."""
-        weigh = lambda x: x * weight.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else x  # noqa: E731
-        return self.agent.apply(state, jax.tree.map(weigh, gradient))
-
-    def _learn(
-        self,
-        run_key: Key,
-        number: Array,
-        worker: Array,
-        agent: Agent,
-        state: PyTree,
-        replay: PyTree,
-        trajectory: Any,
-        fold: Callable[..., Any],
-    ) -> Learned:
-        key = keys.iteration(run_key, number).learn
-        # Workers shuffle and sample apart; one alone draws what Single and Anakin draw.
-        key = key if self.num_workers == 1 else jax.random.fold_in(key, worker)
-        return learn(key, agent, state, replay, trajectory, self.sizes.num_lanes, fold)
+from podium.placement.fragments import Rolled
+from podium.rollout import RolloutState
+from podium.types import Key, Metrics, PyTree, Trajectory
 
 
 class Newest(NamedTuple):
@@ -313,105 +139,6 @@ class Story(NamedTuple):
     nonfinite: int
     dropped_rollouts: int
     seconds: tuple[float, float, float]
-
-
-class Compiled(NamedTuple):
-    """`Cut.play` and `Cut.take` compiled for a device."""
-
-    cut: Cut
-    device: jax.Device
-    play: Callable[..., Played]
-    take: Callable[..., Taken]
-
-
-def lower(cut: Cut, shapes: Shapes, device: jax.Device, keeps: bool) -> dict[str, Any]:
-    """Trace `Cut.play` and `Cut.take` for a device; `keeps` what an iteration began with, for repeating it."""
-    play = jit(cut.play, device, () if keeps else (5, 6))
-    take = jit(cut.take, device, (5,) if cut.new_priorities and not keeps else ())
-    return {"play": play.lower(*at(shapes.play, device)), "take": take.lower(*at(shapes.take, device))}
-
-
-def jit(function: Callable[..., Any], device: jax.Device, donated: tuple[int, ...] = ()) -> Any:
-    """Return `function` jitted for a device."""
-    here = SingleDeviceSharding(device)
-    return jax.jit(function, in_shardings=here, out_shardings=here, donate_argnums=donated)
-
-
-def at(tree: PyTree, device: jax.Device) -> Any:
-    """Return the shapes of `tree` on `device`."""
-    here = SingleDeviceSharding(device)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree)
-
-
-class Rolled(NamedTuple):
-    """What a rollout gives to others than its own worker; see `Played`."""
-
-    trajectory: Trajectory
-    ready: bool
-    episodes: Metrics
-    finite: Array
-
-
-class Fragment:
-    """The part of a worker that computes: environments, a replay, and the functions of its device.
-
-    A State of None stands for the one given last, so that none is brought twice.
-
-    Args:
-      compiled: functions of its device.
-      worker: number of this worker.
-    """
-
-    def __init__(self, compiled: Compiled, worker: int):
-        self._compiled, self._worker = compiled, np.int32(worker)
-        self._state: PyTree = None
-
-    def ready(self) -> None:
-        """Say that it is made."""
-
-    def begin(self, run_key: Key, rollout_state: RolloutState, replay: PyTree) -> None:
-        """Let the environments and the replay stand so."""
-        self._run_key, self._rollout, self._replay = self._put((run_key, rollout_state, replay))
-
-    def play(self, number: int, version: int, state: PyTree | None) -> Rolled:
-        """Collect iteration `number`; nothing stands otherwise than before until `settle`."""
-        self._bring(state)
-        self._mine = self._run_key, np.int32(number), self._worker
-        played = self._compiled.play(*self._mine, np.int32(version), self._state, self._rollout, self._replay)
-        self._played, self._learnt = played, played.replay
-        return Rolled(played.trajectory, bool(played.ready), played.episodes, played.finite)
-
-    def take(self, step: int, state: PyTree | None) -> tuple[PyTree, bool, Metrics]:
-        """Take a gradient from what was played; returns it, whether all of it is finite, and its metrics."""
-        self._bring(state)
-        taken = self._compiled.take(*self._mine, np.int32(step), self._state, self._learnt, self._played.plan)
-        if self._compiled.cut.new_priorities:
-            self._learnt = taken.replay
-        return taken.gradient, bool(taken.finite), taken.metrics
-
-    def settle(self) -> None:
-        """Let everything stand as after what was played."""
-        self._rollout, self._replay = self._played.rollout, self._learnt
-
-    def standing(self) -> tuple[RolloutState, PyTree]:
-        """Return where the environments stand, and the replay."""
-        return self._rollout, self._replay
-
-    def _bring(self, state: PyTree | None) -> None:
-        if state is not None:
-            self._state = self._put(state)
-
-    def _put(self, tree: PyTree) -> PyTree:
-        # What comes from another process is copied: it would be used in place, and cannot be donated then.
-        travelled = any(isinstance(x, np.ndarray) for x in jax.tree.leaves(tree))
-        return jax.device_put(tree, self._compiled.device, may_alias=False if travelled else None)
-
-
-def make_fragment(cut: Cut, worker: int, keeps: bool) -> Fragment:
-    """Return a fragment with functions of its own, on the first device of this process."""
-    device = jax.devices()[0]
-    lowered = lower(cut, cut.shapes(), device, keeps)
-    return Fragment(Compiled(cut, device, **{name: piece.compile() for name, piece in lowered.items()}), worker)
 
 
 class Worker(Watched):

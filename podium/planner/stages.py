@@ -31,12 +31,12 @@ from podium.learn import Learned
 from podium.networks import batch_groups
 from podium.placement import program
 from podium.placement.acting import Acting, Compiled, complete
+from podium.placement.cut import Cut
 from podium.placement.evolution import EvolutionProgram
 from podium.placement.fused import trajectory_specs
 from podium.placement.program import Sizes
 from podium.placement.single import SingleProgram
 from podium.placement.table import in_bytes, nbytes
-from podium.placement.workers import Cut
 from podium.planner.models import Cost, Stage, Turn, split
 from podium.rollout import RolloutState, begin, rollout
 from podium.types import Key, PyTree, Trajectory

@@ -1,0 +1,113 @@
+"""The part of a worker that computes: environments, a replay, and compiled functions, here or in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from podium.placement.cut import Cut, Played, Shapes, Taken
+from podium.rollout import RolloutState
+from podium.types import Array, Key, Metrics, PyTree, Trajectory
+
+
+class Compiled(NamedTuple):
+    """`Cut.play` and `Cut.take` compiled for a device."""
+
+    cut: Cut
+    device: jax.Device
+    play: Callable[..., Played]
+    take: Callable[..., Taken]
+
+
+def lower(cut: Cut, shapes: Shapes, device: jax.Device, keeps: bool) -> dict[str, Any]:
+    """Trace `Cut.play` and `Cut.take` for a device; `keeps` what an iteration began with, for repeating it."""
+    play = jit(cut.play, device, () if keeps else (5, 6))
+    take = jit(cut.take, device, (5,) if cut.new_priorities and not keeps else ())
+    return {"play": play.lower(*at(shapes.play, device)), "take": take.lower(*at(shapes.take, device))}
+
+
+def jit(function: Callable[..., Any], device: jax.Device, donated: tuple[int, ...] = ()) -> Any:
+    """Return `function` jitted for a device."""
+    here = SingleDeviceSharding(device)
+    return jax.jit(function, in_shardings=here, out_shardings=here, donate_argnums=donated)
+
+
+def at(tree: PyTree, device: jax.Device) -> Any:
+    """Return the shapes of `tree` on `device`."""
+    here = SingleDeviceSharding(device)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree)
+
+
+class Rolled(NamedTuple):
+    """What a rollout gives to others than its own worker; see `Played`."""
+
+    trajectory: Trajectory
+    ready: bool
+    episodes: Metrics
+    finite: Array
+
+
+class Fragment:
+    """The part of a worker that computes: environments, a replay, and the functions of its device.
+
+    A State of None stands for the one given last, so that none is brought twice.
+
+    Args:
+      compiled: functions of its device.
+      worker: number of this worker.
+    """
+
+    def __init__(self, compiled: Compiled, worker: int):
+        self._compiled, self._worker = compiled, np.int32(worker)
+        self._state: PyTree = None
+
+    def ready(self) -> None:
+        """Say that it is made."""
+
+    def begin(self, run_key: Key, rollout_state: RolloutState, replay: PyTree) -> None:
+        """Let the environments and the replay stand so."""
+        self._run_key, self._rollout, self._replay = self._put((run_key, rollout_state, replay))
+
+    def play(self, number: int, version: int, state: PyTree | None) -> Rolled:
+        """Collect iteration `number`; nothing stands otherwise than before until `settle`."""
+        self._bring(state)
+        self._mine = self._run_key, np.int32(number), self._worker
+        played = self._compiled.play(*self._mine, np.int32(version), self._state, self._rollout, self._replay)
+        self._played, self._learnt = played, played.replay
+        return Rolled(played.trajectory, bool(played.ready), played.episodes, played.finite)
+
+    def take(self, step: int, state: PyTree | None) -> tuple[PyTree, bool, Metrics]:
+        """Take a gradient from what was played; returns it, whether all of it is finite, and its metrics."""
+        self._bring(state)
+        taken = self._compiled.take(*self._mine, np.int32(step), self._state, self._learnt, self._played.plan)
+        if self._compiled.cut.new_priorities:
+            self._learnt = taken.replay
+        return taken.gradient, bool(taken.finite), taken.metrics
+
+    def settle(self) -> None:
+        """Let everything stand as after what was played."""
+        self._rollout, self._replay = self._played.rollout, self._learnt
+
+    def standing(self) -> tuple[RolloutState, PyTree]:
+        """Return where the environments stand, and the replay."""
+        return self._rollout, self._replay
+
+    def _bring(self, state: PyTree | None) -> None:
+        if state is not None:
+            self._state = self._put(state)
+
+    def _put(self, tree: PyTree) -> PyTree:
+        # What comes from another process is copied: it would be used in place, and cannot be donated then.
+        travelled = any(isinstance(x, np.ndarray) for x in jax.tree.leaves(tree))
+        return jax.device_put(tree, self._compiled.device, may_alias=False if travelled else None)
+
+
+def make_fragment(cut: Cut, worker: int, keeps: bool) -> Fragment:
+    """Return a fragment with functions of its own, on the first device of this process."""
+    device = jax.devices()[0]
+    lowered = lower(cut, cut.shapes(), device, keeps)
+    return Fragment(Compiled(cut, device, **{name: piece.compile() for name, piece in lowered.items()}), worker)
