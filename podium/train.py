@@ -156,7 +156,7 @@ def train(
 
 def _episodes_are_lost(program: Program) -> bool:
     """Say whether environments stand outside the state, so that a run that goes on begins new episodes."""
-    return isinstance(program, LearnerProgram)
+    return isinstance(program, LearnerProgram) or isinstance(program.env, HostEnvs)
 
 
 def usual_length(placement: Placement, agent: Agent, env: Env | HostEnvs) -> int:

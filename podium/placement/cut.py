@@ -17,9 +17,11 @@ import numpy as np
 from podium import episodes, keys
 from podium.agent import Agent, Plan
 from podium.env import Env
+from podium.host import HostEnvs
 from podium.learn import Learned, learn
-from podium.placement import program
-from podium.placement.program import Sizes
+from podium.placement import learner, program
+from podium.placement.acting import Acting, complete
+from podium.placement.program import RunState, Sizes
 from podium.rollout import RolloutState, rollout
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
@@ -28,16 +30,16 @@ class Played(NamedTuple):
     """What playing gives: where the environments stand, and all that the gradients are to be taken from.
 
     Attributes:
-      rollout: where the environments stand afterwards.
+      rollout: where the environments stand afterwards, or `()` where they are on the host.
       trajectory: [T, E, ...], of this worker's environments.
       plan: of it, by the State that acted.
       replay: with the rollout in it, or `()`.
       ready: bool scalar, whether there is anything to learn from yet.
-      episodes: counts and sums of what ended.
+      episodes: counts and sums of what ended, where environments are pure.
       finite: [E], whether each environment gave finite numbers only.
     """
 
-    rollout: RolloutState
+    rollout: RolloutState | tuple[()]
     trajectory: Trajectory
     plan: Plan
     replay: PyTree
@@ -56,10 +58,14 @@ class Taken(NamedTuple):
 
 
 class Shapes(NamedTuple):
-    """Of what an iteration of one worker is given and makes: `play` and `take` are arguments of `Cut`'s functions."""
+    """Of what an iteration of one worker is given and makes.
+
+    `play` and `take` are arguments of `Cut`'s functions; `donated` are those of `play` that it uses up.
+    """
 
     state: PyTree
     play: tuple[Any, ...]
+    donated: tuple[int, ...]
     take: tuple[Any, ...]
     trajectory: PyTree
     gradient: PyTree
@@ -76,10 +82,17 @@ class _Held(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """An iteration of one worker, cut at the gradient into pure functions; `sizes` are those of one worker."""
+    """An iteration of one worker in pure environments, cut at the gradient into pure functions.
+
+    Args:
+      agent: that acts and learns.
+      env: that it plays in.
+      sizes: of one worker.
+      num_workers: of the run.
+    """
 
     agent: Agent
-    env: Env
+    env: Any
     sizes: Sizes
     num_workers: int
 
@@ -102,6 +115,14 @@ class Cut:
         key, params = keys.iteration(run_key, number).rollout, self.agent.actor(state)
         length = self.sizes.rollout_length
         following, trajectory, ended = rollout(key, self.agent, self.env, params, rollout_state, length, version)
+        digested = self.digest(run_key, number, worker, state, trajectory, replay)
+        return digested._replace(rollout=following, episodes=episodes.summarize(ended))
+
+    def digest(
+        self, run_key: Key, number: Array, worker: Array, state: PyTree, trajectory: Trajectory, replay: PyTree
+    ) -> Played:
+        """Plan what is learnt from the rollout of iteration `number` of a worker, as it travels."""
+        travels, trajectory = trajectory, complete(trajectory)
         plans = []
 
         def plan(key: Key, state: PyTree, trajectory: Trajectory) -> Plan:
@@ -116,7 +137,7 @@ class Cut:
         stored = self._learn(run_key, number, worker, planning, state, replay, trajectory, no_steps).replay
         ready = jnp.ones((), bool) if self.agent.replay is None else self.agent.replay.can_sample(stored)
         finite = program.rollout_finite(self.agent, trajectory)
-        return Played(following, trajectory, plans[0], stored, ready, episodes.summarize(ended), finite)
+        return Played((), travels, plans[0], stored, ready, {}, finite)
 
     def take(
         self, run_key: Key, number: Array, worker: Array, step: Array, state: PyTree, replay: PyTree, plan: Plan
@@ -156,15 +177,32 @@ class Cut:
 
     def shapes(self) -> Shapes:
         """Trace an iteration for its shapes."""
-        start = jax.eval_shape(lambda key: program.start(key, self.agent, self.env, self.sizes), jax.random.key(0))
+        start = jax.eval_shape(self.start, jax.random.key(0))
         number = jax.ShapeDtypeStruct((), np.int32)
         mine = start.key, number, number, number
-        play = *mine, start.agent, start.rollout, start.replay
+        play, donated = self._play_arguments(mine, start)
         played = jax.eval_shape(self.play, *play)
         take = *mine, start.agent, played.replay, played.plan
         gradient, steps = self.gradients(*take[4:])
         metrics = jax.eval_shape(self.take, *take).metrics
-        return Shapes(start.agent, play, take, played.trajectory, gradient, steps, metrics)
+        return Shapes(start.agent, play, donated, take, played.trajectory, gradient, steps, metrics)
+
+    def start(self, key: Key) -> RunState:
+        """Return the first state of a run of these sizes."""
+        return program.start(key, self.agent, self.env, self.sizes)
+
+    def lanes(self, requested: int | None) -> int:
+        """Choose the lanes for these sizes; see `podium.learn.choose_lanes`."""
+        sizes = self.sizes
+        return program.resolve_lanes(self.agent, self.env, sizes.num_envs, sizes.rollout_length, 1, requested)
+
+    def _play_arguments(self, mine: tuple[Any, ...], start: RunState) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        """Return shapes of the arguments of `play`, and which of them it uses up."""
+        return (*mine, start.agent, start.rollout, start.replay), (5, 6)
+
+    def observe(self, state: PyTree, trajectory: Trajectory) -> PyTree:
+        """Return the State after it has observed a rollout."""
+        return self.agent.observe(state, complete(trajectory))
 
     def apply(self, state: PyTree, gradient: PyTree, weight: Array) -> PyTree:
         """Return the State after a gradient, every number of which is multiplied by `weight`; 1 changes no bit."""
@@ -186,3 +224,41 @@ class Cut:
         # Workers shuffle and sample apart; one alone draws what Single and Anakin draw.
         key = key if self.num_workers == 1 else jax.random.fold_in(key, worker)
         return learn(key, agent, state, replay, trajectory, self.sizes.num_lanes, fold)
+
+
+class HostCut(Cut):
+    """An iteration of one worker in host environments, which step outside of it: `play` is given what they brought."""
+
+    def play(  # type: ignore[override]
+        self, run_key: Key, number: Array, worker: Array, state: PyTree, trajectory: Trajectory, replay: PyTree
+    ) -> Played:
+        """Plan what is learnt from a rollout; see `Cut.digest`."""
+        return self.digest(run_key, number, worker, state, trajectory, replay)
+
+    def start(self, key: Key) -> RunState:
+        """Return the first state of a run of these sizes."""
+        return learner.start(key, self.agent, self.env.spec, self.sizes, self._shapes_of_rollouts())
+
+    def lanes(self, requested: int | None) -> int:
+        """Choose the lanes for these sizes; see `podium.learn.choose_lanes`."""
+        spec, shapes, sizes = self.env.spec, self._shapes_of_rollouts(), self.sizes
+        return learner.choose_lanes(self.agent, spec, shapes, sizes.num_envs, sizes.rollout_length, 1, requested)
+
+    def acting(self) -> Acting:
+        """Return the functions of acting in its environments."""
+        sizes, next_step = self.sizes, self.env.resets_in_next_step
+        return Acting(self.agent, self.env.spec, sizes.num_envs, sizes.rollout_length, next_step)
+
+    def _shapes_of_rollouts(self) -> learner.Shapes:
+        return learner.host_shapes(self.agent, self.env.spec, self.env.resets_in_next_step)
+
+    def _play_arguments(self, mine: tuple[Any, ...], start: RunState) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        run_key, number, worker, _ = mine
+        trajectory = self._shapes_of_rollouts()(self.sizes.rollout_length, self.sizes.num_envs)
+        return (run_key, number, worker, start.agent, trajectory, start.replay), (5,)
+
+
+def cut(agent: Agent, env: Env | HostEnvs, sizes: Sizes, num_workers: int) -> Cut:
+    """Return an iteration of one worker, wherever its environments step; pure ones reset themselves."""
+    kind = HostCut if isinstance(env, HostEnvs) else Cut
+    return kind(agent, env, sizes, num_workers)

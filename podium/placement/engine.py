@@ -61,7 +61,7 @@ class Handle(Protocol):
         ...
 
     def close(self) -> None:
-        """End the fragment, and its process if it has one; may be called twice."""
+        """End the fragment, by its `close` if it has one and is here, and its process; may be called twice."""
         ...
 
 
@@ -108,7 +108,9 @@ class _Here:
         self._fragment = self._make()
 
     def close(self) -> None:
-        self._fragment = None
+        fragment, self._fragment = self._fragment, None
+        if hasattr(fragment, "close"):
+            fragment.close()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,10 +6,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from podium.placement.cut import Cut, Played, Shapes, Taken
+from podium.placement import acting
+from podium.placement.acting import HostPlayer
+from podium.placement.actors import seed_after
+from podium.placement.cut import Cut, HostCut, Played, Shapes, Taken
 from podium.rollout import RolloutState
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
@@ -25,7 +29,7 @@ class Compiled(NamedTuple):
 
 def lower(cut: Cut, shapes: Shapes, device: jax.Device, keeps: bool) -> dict[str, Any]:
     """Trace `Cut.play` and `Cut.take` for a device; `keeps` what an iteration began with, for repeating it."""
-    play = jit(cut.play, device, () if keeps else (5, 6))
+    play = jit(cut.play, device, () if keeps else shapes.donated)
     take = jit(cut.take, device, (5,) if cut.new_priorities and not keeps else ())
     return {"play": play.lower(*at(shapes.play, device)), "take": take.lower(*at(shapes.take, device))}
 
@@ -68,8 +72,8 @@ class Fragment:
     def ready(self) -> None:
         """Say that it is made."""
 
-    def begin(self, run_key: Key, rollout_state: RolloutState, replay: PyTree) -> None:
-        """Let the environments and the replay stand so."""
+    def begin(self, run_key: Key, rollout_state: RolloutState, replay: PyTree, seed: int) -> None:
+        """Let the environments and the replay stand so; `seed` is for environments on the host, which begin anew."""
         self._run_key, self._rollout, self._replay = self._put((run_key, rollout_state, replay))
 
     def play(self, number: int, version: int, state: PyTree | None) -> Rolled:
@@ -87,6 +91,9 @@ class Fragment:
         if self._compiled.cut.new_priorities:
             self._learnt = taken.replay
         return taken.gradient, bool(taken.finite), taken.metrics
+
+    def close(self) -> None:
+        """Release the environments."""
 
     def settle(self) -> None:
         """Let everything stand as after what was played."""
@@ -106,8 +113,77 @@ class Fragment:
         return jax.device_put(tree, self._compiled.device, may_alias=False if travelled else None)
 
 
+class HostFragment(Fragment):
+    """A `Fragment` whose environments are on the host.
+
+    They stand nowhere but where they are: what is played is not played again, and a rollout that fails leaves none, so
+    that the next begins with fresh episodes.
+
+    Args:
+      compiled: functions of its device.
+      worker: number of this worker.
+      acting: likewise, of a rollout.
+    """
+
+    def __init__(self, compiled: Compiled, worker: int, acting: acting.Compiled):
+        super().__init__(compiled, worker)
+        self._acting, self._failures = acting, 0
+        self._actor = jit(compiled.cut.agent.actor, compiled.device)
+        self._player: HostPlayer | None = None
+
+    def begin(self, run_key: Key, rollout_state: RolloutState, replay: PyTree, seed: int) -> None:
+        """Let the replay stand so, and the environments begin anew; see `Fragment.begin`."""
+        self.close()
+        super().begin(run_key, rollout_state, replay, seed)
+        self._seed = seed
+
+    def play(self, number: int, version: int, state: PyTree | None) -> Rolled:
+        """Collect iteration `number`; see `Fragment.play`."""
+        self._bring(state)
+        trajectory, counts = self._roll(number, version)
+        self._mine = self._run_key, np.int32(number), self._worker
+        self._played = played = self._compiled.play(*self._mine, self._state, trajectory, self._replay)
+        self._learnt = played.replay
+        return Rolled(played.trajectory, bool(played.ready), counts, played.finite)
+
+    def _roll(self, number: int, version: int) -> tuple[Trajectory, Metrics]:
+        player, self._player = self._player or self._make_player(), None
+        try:
+            played = player.play(self._actor(self._state), version, number, lambda: None)
+        except BaseException:
+            self._failures += 1
+            player.close()
+            raise
+        self._player = player
+        return played.trajectories[0], {name: jnp.float32(count) for name, count in played.sums.items()}
+
+    def _make_player(self) -> HostPlayer:
+        cut, seed = self._compiled.cut, seed_after(self._seed, self._failures)
+        return HostPlayer(cut.env, seed, int(self._worker) * cut.sizes.num_envs, 1, self._acting, self._run_key)
+
+    def close(self) -> None:
+        """Release the environments."""
+        if self._player is not None:
+            self._player.close()
+            self._player = None
+
+
+def compile_acting(cut: Cut, device: jax.Device) -> acting.Compiled | None:
+    """Compile how a worker acts on the host, for a device; None where its environments are pure."""
+    if not isinstance(cut, HostCut):
+        return None
+    params = jax.eval_shape(lambda key: cut.agent.actor(cut.agent.init(key, cut.env.spec)), jax.random.key(0))
+    return acting.Compiled(cut.acting(), params, device)
+
+
+def fragment(compiled: Compiled, worker: int, acting: acting.Compiled | None) -> Fragment:
+    """Return a worker's fragment."""
+    return Fragment(compiled, worker) if acting is None else HostFragment(compiled, worker, acting)
+
+
 def make_fragment(cut: Cut, worker: int, keeps: bool) -> Fragment:
     """Return a fragment with functions of its own, on the first device of this process."""
     device = jax.devices()[0]
     lowered = lower(cut, cut.shapes(), device, keeps)
-    return Fragment(Compiled(cut, device, **{name: piece.compile() for name, piece in lowered.items()}), worker)
+    compiled = Compiled(cut, device, **{name: piece.compile() for name, piece in lowered.items()})
+    return fragment(compiled, worker, compile_acting(cut, device))

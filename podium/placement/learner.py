@@ -96,11 +96,7 @@ class LearnerProgram(abc.ABC):
         return program.run_once(self._start, self._shardings)(jax.random.key(seed))
 
     def _start(self, key: Key) -> RunState:
-        roots = keys.roots(key)
-        state = self.agent.init(roots.agent, self.env.spec)
-        step = lambda: complete(zeros(self._shapes(1, 1)))  # noqa: E731
-        replay = program.empty_replay(self.agent, self.sizes, lambda key: self.agent.plan(key, state, step()))
-        return RunState(roots.run, jnp.zeros((), jnp.int32), state, replay, ())
+        return start(key, self.agent, self.env.spec, self.sizes, self._shapes)
 
     @functools.cached_property
     def _start_shapes(self) -> RunState:
@@ -203,11 +199,9 @@ class LearnerProgram(abc.ABC):
         return state, jax.tree.map(np.array, jax.block_until_ready(metrics))
 
     def _begin(self, state: RunState) -> None:
-        start = self.update_count(state)
-        seed = self._seed
-        if seed is None:  # A run that goes on: its episodes begin anew, and not with those it began with.
-            seed = int(jax.random.randint(jax.random.fold_in(distributed.local(state.key), start), (), 0, 2**31 - 1))
-        run_key = jax.device_get(distributed.local(state.key))
+        start, run_key = self.update_count(state), jax.device_get(distributed.local(state.key))
+        # A run that goes on: its episodes begin anew, and not with those it began with.
+        seed = self._seed if self._seed is not None else seed_at(run_key, start)
         self._threads = self._make_threads(run_key, seed, start)
         self._publish(self._publish_first(state.agent), start)
         self._watches = {thread: Watch(thread, self._timeout) for thread in self._threads}
@@ -286,6 +280,20 @@ class LearnerProgram(abc.ABC):
     def update_count(self, state: RunState) -> int:
         """Return the number of updates behind `state`."""
         return int(np.asarray(state.update))
+
+
+def start(key: Key, agent: Agent, spec: EnvSpec, sizes: Sizes, shapes: Shapes) -> RunState:
+    """Return the first state of a run whose environments are no part of it."""
+    roots = keys.roots(key)
+    state = agent.init(roots.agent, spec)
+    step = lambda: complete(zeros(shapes(1, 1)))  # noqa: E731
+    replay = program.empty_replay(agent, sizes, lambda key: agent.plan(key, state, step()))
+    return RunState(roots.run, jnp.zeros((), jnp.int32), state, replay, ())
+
+
+def seed_at(run_key: Key, update: int) -> int:
+    """Return the seed of episodes that begin after so many updates."""
+    return int(jax.random.randint(jax.random.fold_in(run_key, update), (), 0, 2**31 - 1))
 
 
 def fresh(

@@ -24,11 +24,12 @@ from podium.env import Env
 from podium.host import HostEnvs
 from podium.placement import program
 from podium.placement.actors import POLL_SECONDS, STOP_SECONDS, Restarts, Watch, end_threads
-from podium.placement.cut import Cut, Shapes
+from podium.placement.cut import Cut, HostCut, Shapes, cut
 from podium.placement.devices import Devices, resolve_devices
 from podium.placement.engine import Engine, Handle, resolve_engine
 from podium.placement.explanation import Explanation
-from podium.placement.fragments import Compiled, Fragment, at, jit, lower, make_fragment
+from podium.placement.fragments import Compiled, Fragment, at, compile_acting, fragment, jit, lower, make_fragment
+from podium.placement.learner import seed_at
 from podium.placement.program import RunState, Sizes
 from podium.placement.table import Move, Role, device_name, nbytes, numbers
 from podium.placement.workers import Server, Story, Worker
@@ -64,6 +65,7 @@ class ParameterServer:
       restarts: iterations that failed and may be repeated, in the whole run; 0 ends the run at the first. The rollout
         that failed is dropped; gradients that it gave before stay applied. Costs a copy of the replay an iteration. A
         worker whose process is gone gets another, whose environments and replay stand where the chunk began.
+        Environments on the host cannot be set back: a rollout of theirs that failed is followed by fresh episodes.
       engine: where environments, replays and gradients are: "threads" has them in this process; "ray" has those of
         each worker in a Ray actor (`podium.launch`). States, gradients and trajectories then travel, and after every
         chunk what a checkpoint holds of the workers: where their environments stand, and their replays.
@@ -94,24 +96,24 @@ class ParameterServer:
         program.check_one_seed("ParameterServer", seeds)
         program.check_one_process("ParameterServer")
         program.check_workers(num_envs, self.workers)
-        env = program.prepare(env)
+        env = env if isinstance(env, HostEnvs) else program.prepare(env)
         devices = self._devices()
-        lanes = self._lanes(agent, env, num_envs, rollout_length, num_lanes)
+        own = Sizes(num_envs // self.workers, rollout_length, 1, 1)
+        lanes = self._lanes(cut(agent, env, own, self.workers), num_lanes)
         return ParameterServerProgram(self, agent, env, Sizes(num_envs, rollout_length, 1, lanes), devices)
 
     def _devices(self) -> list[jax.Device]:
         """Return the devices of this process that are used: the server's, and the workers' if they are here."""
         return resolve_devices(self.devices)[: 1 if resolve_engine(self.engine).apart else self.workers]
 
-    def _lanes(self, agent: Agent, env: Env, num_envs: int, rollout_length: int, requested: int | None) -> int:
+    def _lanes(self, own: Cut, requested: int | None) -> int:
         """Return the lanes of all workers together; each has as many."""
         if requested is not None and (requested < 1 or requested % self.workers):
             raise ValueError(
                 f"num_lanes={requested} is not divisible by workers={self.workers}; leave it out to have it chosen."
             )
-        own = None if requested is None else requested // self.workers
         try:
-            lanes = program.resolve_lanes(agent, env, num_envs // self.workers, rollout_length, 1, own)
+            lanes = own.lanes(None if requested is None else requested // self.workers)
         except ValueError as error:
             raise error if self.workers == 1 else ValueError(f"In each of workers={self.workers}: {error}") from None
         return lanes * self.workers
@@ -135,7 +137,7 @@ class ParameterServer:
         devices = self._devices()
         apart = resolve_engine(self.engine).apart
         away = sum(apart or number % len(devices) > 0 for number in range(self.workers))
-        amounts: dict[str, int | str] = dict.fromkeys(_WAYS, 0)
+        amounts: dict[str, int | str] = {}
         if away:
             amounts = {
                 "gradients": f"{away} * gradient steps * the parameters",
@@ -150,7 +152,8 @@ class ParameterServer:
         where = lambda number: "Ray actor" if apart else device_name(devices[number % len(devices)])  # noqa: E731
         places = [where(number) for number in range(self.workers)]
         roles += [Role("worker", place, share) for place, share in zip(places, shares, strict=True)]
-        moves = [Move(name, way, amounts[name]) for name, way in _WAYS.items()] if any(amounts.values()) else []
+        moves = [Move(name, way, amounts[name]) for name, way in _WAYS.items() if name in amounts]
+        moves = moves if any(amounts.values()) else []
         if self.max_lag is None:
             late = "however many others were applied meanwhile"
         else:
@@ -164,25 +167,39 @@ class ParameterServer:
         return Explanation(title, roles, moves, stale=stale, waits=waits)
 
 
-_WAYS = {"gradients": "workers to server", "states": "server to workers", "trajectories": "workers to server"}
+_WAYS = {
+    "observations": "environments to workers",
+    "actions": "workers to environments",
+    "gradients": "workers to server",
+    "states": "server to workers",
+    "trajectories": "workers to server",
+}
 
 
 class ParameterServerProgram:
     """The compiled pieces of an iteration, and the threads that do them; a `Program`."""
 
-    def __init__(self, placement: ParameterServer, agent: Agent, env: Env, sizes: Sizes, devices: list[jax.Device]):
+    def __init__(
+        self,
+        placement: ParameterServer,
+        agent: Agent,
+        env: Env | HostEnvs,
+        sizes: Sizes,
+        devices: list[jax.Device],
+    ):
         self.agent, self.env, self.sizes, self.devices = agent, env, sizes, devices
         self.compile_seconds = 0.0
         self._placement = placement
         self.workers = number = placement.workers
         self._own = Sizes(sizes.num_envs // number, sizes.rollout_length, 1, sizes.num_lanes // number)
-        self._cut = Cut(agent, env, self._own, number)
+        self._cut = cut(agent, env, self._own, number)
         self._restarts = Restarts(placement.restarts)
         self._engine = resolve_engine(placement.engine)
         self._lowered: dict[tuple[str, jax.Device], Any] = {}
         self._handles: list[Handle] = []
         self._is_compiled = False
         self._left: Any = None
+        self._seed: int | None = None
         self._workers: list[Worker] = []
         self._stop = threading.Event()
 
@@ -191,6 +208,7 @@ class ParameterServerProgram:
 
     def init(self, seed: int) -> RunState:
         """Return the first state."""
+        self._seed = seed
         start = program.run_once(self._start, SingleDeviceSharding(self.devices[0]))(jax.random.key(seed))
         places = [self._device(worker) for worker in range(self._cut.num_workers)]
         empty = {device: program.run_once(self._empty_replay, SingleDeviceSharding(device)) for device in self.devices}
@@ -200,13 +218,13 @@ class ParameterServerProgram:
 
     def _start(self, key: Key) -> RunState:
         """Return the first state without replays; of the environments, numbered through, each worker has a slice."""
-        whole = program.start(key, self.agent._replace(replay=None), self.env, self.sizes)
+        whole = cut(self.agent._replace(replay=None), self.env, self.sizes, 1).start(key)
         size = self._own.num_envs
-        cut = lambda worker: jax.tree.map(lambda x: x[worker * size : (worker + 1) * size], whole.rollout)  # noqa: E731
-        return whole._replace(rollout=tuple(cut(worker) for worker in range(self._cut.num_workers)))
+        share = lambda worker: jax.tree.map(lambda x: x[worker * size : (worker + 1) * size], whole.rollout)  # noqa: E731
+        return whole._replace(rollout=tuple(share(worker) for worker in range(self._cut.num_workers)))
 
     def _empty_replay(self) -> PyTree:
-        return program.start(jax.random.key(0), self.agent, self.env, self._own).replay
+        return self._cut.start(jax.random.key(0)).replay
 
     def abstract_state(self) -> RunState:
         """Return the state's shapes, dtypes and shardings."""
@@ -239,7 +257,7 @@ class ParameterServerProgram:
         apply = shapes.state, shapes.gradient, jax.ShapeDtypeStruct((), np.float32)
         self._lowered["apply", first] = jit(self._cut.apply, first).lower(*at(apply, first))
         observe = shapes.state, shapes.trajectory
-        self._lowered["observe", first] = jit(self.agent.observe, first).lower(*at(observe, first))
+        self._lowered["observe", first] = jit(self._cut.observe, first).lower(*at(observe, first))
         self.compile_seconds += time.perf_counter() - began
 
     def compile(self) -> None:
@@ -259,7 +277,9 @@ class ParameterServerProgram:
         if not self._engine.apart:
             pieces = {device: (done["play", device], done["take", device]) for device in self.devices}
             on = {device: Compiled(self._cut, device, *both) for device, both in pieces.items()}
-            self._place(lambda worker: lambda: Fragment(on[self._device(worker)], worker))
+            acting = {device: compile_acting(self._cut, device) for device in self.devices}
+            here = self._device
+            self._place(lambda worker: lambda: fragment(on[here(worker)], worker, acting[here(worker)]))
         self._is_compiled = True
         self.compile_seconds += time.perf_counter() - began
 
@@ -295,7 +315,9 @@ class ParameterServerProgram:
         rollouts: Any = state.rollout
         replays = state.replay or [()] * placement.workers
         # Fragments stand where the last chunk left them, unless this state is of another one.
-        begins, self._left = self._left is None or self._left is not state.rollout, None
+        begins, self._left = self._left is None or self._left is not state.update, None
+        # A run that goes on: episodes on the host begin anew, and not with those it began with.
+        seed = self._seed if self._seed is not None and start == 0 else seed_at(state.key, start)
         self._workers = [
             Worker(
                 number,
@@ -307,6 +329,7 @@ class ParameterServerProgram:
                 start,
                 num_updates,
                 (rollouts[number], replays[number]),
+                seed,
                 begins,
                 self._restarts,
                 stop,
@@ -328,7 +351,7 @@ class ParameterServerProgram:
             self._here(worker.standing[1] for worker in self._workers) if state.replay else (),
             self._here(worker.standing[0] for worker in self._workers),
         )
-        self._left = following.rollout
+        self._left = following.update
         finite = np.array([bool(program.all_finite(following.agent)), all(seen)])
         return following, {**jax.tree.map(lambda *x: np.stack(x), *rows), "finite": finite}
 
@@ -381,7 +404,12 @@ class ParameterServerProgram:
         workers = range(self._cut.num_workers)
         away = sum(self._engine.apart or self._device(worker) != self.devices[0] for worker in workers)
         shapes = self._shapes
+        acting: dict[str, int] = {}
+        if isinstance(self._cut, HostCut) and not self._engine.apart:
+            params = jax.eval_shape(self.agent.actor, shapes.state)
+            acting = self._cut.acting().bytes_moved(params, self.sizes.num_envs)
         return {
+            **acting,
             "gradients": away * shapes.steps * nbytes(shapes.gradient),
             # One to act with, and one for every gradient, unless nothing was applied meanwhile.
             "states": away * (shapes.steps + 1) * nbytes(shapes.state),

@@ -154,6 +154,7 @@ class Worker(Watched):
       start: number of its first iteration.
       count: of its iterations.
       standing: where its environments stand, and its replay, or `()`; a fragment that is lost begins there again.
+      seed: of environments on the host, where they begin.
       begins: whether its fragment is not there yet.
       restarts: shared with the others.
       stop: set when the run is over.
@@ -173,6 +174,7 @@ class Worker(Watched):
         start: int,
         count: int,
         standing: tuple[RolloutState, PyTree],
+        seed: int,
         begins: bool,
         restarts: Restarts,
         stop: threading.Event,
@@ -182,7 +184,7 @@ class Worker(Watched):
         self.stories: list[Story] = []
         self.standing = standing
         self._handle, self._shapes, self._num_workers, self._server = handle, shapes, num_workers, server
-        self._run_key, self._start, self._count, self._begins = run_key, start, count, begins
+        self._run_key, self._start, self._count, self._seed, self._begins = run_key, start, count, seed, begins
         self._restarts, self._stop_event = restarts, stop
         # Every worker begins with the State that the chunk begins with, however late its thread starts.
         self._newest = server.newest()
@@ -225,7 +227,7 @@ class Worker(Watched):
             self._lost, self._begins = False, True
         if self._begins:
             # Starting a process takes as long as its engine allows, and is no step that hangs.
-            self._handle.call("begin", self._run_key, *self.standing, waiting=self._step)
+            self._handle.call("begin", self._run_key, *self.standing, self._seed, waiting=self._step)
             self._begins = False
 
     def _fetch(self) -> tuple[RolloutState, PyTree]:

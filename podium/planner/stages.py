@@ -31,13 +31,13 @@ from podium.learn import Learned
 from podium.networks import batch_groups
 from podium.placement import program
 from podium.placement.acting import Acting, Compiled, complete
-from podium.placement.cut import Cut
+from podium.placement.cut import cut as make_cut
 from podium.placement.evolution import EvolutionProgram
 from podium.placement.fused import trajectory_specs
 from podium.placement.program import Sizes
 from podium.placement.single import SingleProgram
 from podium.placement.table import in_bytes, nbytes
-from podium.planner.models import Cost, Stage, Turn, split
+from podium.planner.models import Cost, Stage, Turn, act_on_host, split
 from podium.rollout import RolloutState, begin, rollout
 from podium.types import Key, PyTree, Trajectory
 
@@ -320,20 +320,20 @@ class Bench:
         """
         lanes = program.lanes_of_plan(self.agent, self._plan(num_envs), num_envs, 1, None)
         sizes = Sizes(num_envs, self.length, 1, lanes)
-        cut = Cut(self.agent, self._pure, sizes, workers)
-        play = jax.jit(cut.play, donate_argnums=(5, 6))
-        take, apply, observe = jax.jit(cut.take), jax.jit(cut.apply), jax.jit(self.agent.observe)
-        mine = self._key, np.int32(0), np.int32(0), np.int32(0)
-        carry, wait = fresh_carry(self.agent, self.spec, jnp.arange(num_envs)), jax.block_until_ready
-        start = jax.jit(lambda key: begin(key, self._pure, jnp.arange(num_envs), carry))
-        state = jax.device_put(self._state, device)
-        made = [jax.device_put((start(self._key), self._empty_replay(sizes)), device) for _ in range(workers)]
+        cut = make_cut(self.agent, self.host if self.env is None else self.env, sizes, workers)
+        play = jax.jit(cut.play, donate_argnums=cut.shapes().donated)
+        take, apply, observe = jax.jit(cut.take), jax.jit(cut.apply), jax.jit(cut.observe)
+        mine, wait = (self._key, np.int32(0), np.int32(0), np.int32(0)), jax.block_until_ready
+        state, stands = jax.device_put(self._state, device), self._stands(num_envs)
+        made = [jax.device_put((stands(), self._empty_replay(sizes)), device) for _ in range(workers)]
         played: list[Any] = [None] * workers
+        # On the host `play` is given what stepping brought, and no number of the State.
+        given = mine[:3] if self.env is None else mine
 
         def play_once(worker: int) -> PyTree:
             stands, replay = made[worker]
-            played[worker] = now = wait(play(*mine, state, stands, replay))
-            made[worker] = now.rollout, now.replay
+            played[worker] = now = wait(play(*given, state, stands, replay))
+            made[worker] = stands if self.env is None else now.rollout, now.replay
             return now.replay
 
         each = range(workers)
@@ -350,9 +350,22 @@ class Bench:
         applying = self._clock("applying a gradient", lambda: wait(apply(state, gradient, weight)))
         observing = self._clock("observing a rollout", lambda: wait(observe(state, played[0].trajectory)))
         server = Cost(*(a * steps + b for a, b in zip(applying, observing, strict=True)))
-        # In the proportion that they have in the whole batch, to compile no more than that takes.
-        own = split(("environment", "inference"), playing, self._parts(self.num_envs, (device,)))
+        own: tuple[Stage, ...]
+        if self.env is None:
+            acting, turn = self.acting(num_envs, device, workers), self.stepping(num_envs, 1, workers)
+            own = *act_on_host(self.length, 1, acting, turn), Stage("planning", playing)
+        else:
+            # In the proportion that they have in the whole batch, to compile no more than that takes.
+            own = split(("environment", "inference"), playing, self._parts(self.num_envs, (device,)))
         return (*own, Stage("gradients", taking.times(steps))), Stage("server", server)
+
+    def _stands(self, num_envs: int) -> Callable[[], Any]:
+        """Return what gives what a worker begins with: environments, or a rollout where they are on the host."""
+        if self.env is None:
+            return lambda: self._rows(Acting(self.agent, self.spec, num_envs, self.length, self._next_step))
+        carry = fresh_carry(self.agent, self.spec, jnp.arange(num_envs))
+        start = jax.jit(lambda key: begin(key, self._pure, jnp.arange(num_envs), carry))
+        return lambda: start(self._key)
 
     # Environments on the host.
 

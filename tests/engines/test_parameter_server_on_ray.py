@@ -15,6 +15,7 @@ import pytest
 
 import podium
 from podium.agents import a2c, dqn
+from podium.host import on_host
 from podium.placement.actors import ActorError
 from podium.placement.engine import EngineError
 from podium.placement.ray_engine import RayEngine
@@ -98,6 +99,28 @@ def test_a_killed_worker_is_made_anew_and_its_rollout_is_dropped_and_counted(gon
 
 
 @pytest.mark.slow
+def test_host_environments_step_in_the_processes_of_workers(gone: Any) -> None:
+    """In one chunk as in one process; a worker that is killed begins anew with its episodes."""
+    envs = on_host(podium.envs.make("podium/Catch"))
+    programs = [
+        podium.ParameterServer(1, devices=1, restarts=1, engine=engine).build(
+            A2C, envs, num_envs=NUM_ENVS, rollout_length=LENGTH, max_updates=100
+        )
+        for engine in ("threads", "ray")
+    ]
+    try:
+        (here, _), (there, _) = (program.chunk(program.init(0), 2) for program in programs)
+        assert_close(here.agent, there.agent)
+        pid = programs[1]._handles[0].pid
+        os.kill(pid, signal.SIGKILL)
+        _, metrics = programs[1].chunk(there, 3)
+        assert metrics["dropped_rollouts"].sum() == 1 and (metrics["valid_steps"] == NUM_ENVS * LENGTH).all()
+    finally:
+        for program in programs:
+            program.close()
+    gone(pid, programs[1]._handles[0].pid)
+
+
 def test_a_killed_worker_ends_a_run_without_restarts(gone: Any) -> None:
     program, killed = build(podium.ParameterServer(2, engine="ray")), []
     try:

@@ -15,7 +15,7 @@ import pytest
 import podium
 from podium import keys
 from podium.agent import Agent
-from podium.agents import a2c, dqn, impala, ppo
+from podium.agents import a2c, apex, dqn, impala, ppo
 from podium.evaluate import make_evaluator
 from podium.placement.evolution import centered_ranks, perturbed
 
@@ -27,6 +27,7 @@ AGENTS: dict[str, Agent] = {
     "a2c": a2c.make(a2c.Config(hidden_sizes=(16,))),
     "impala": impala.make(impala.Config(hidden_sizes=(16,))),
     "dqn": dqn.make(dqn.Config(hidden_sizes=(16,))),
+    "apex": apex.make(apex.Config(hidden_sizes=(16,))),
 }
 
 
@@ -208,16 +209,14 @@ def test_a_run_goes_on_exactly(tmp_path: Path) -> None:
 
 
 # The last layer of a Q-network is not small at the start, so that it takes more noise to change what is greedy.
+_FOR_Q = podium.Evolution(sigma=0.2, learning_rate=0.05, weight_decay=0.005, devices=1)
+
 LEARNERS: dict[str, tuple[Agent, podium.Evolution, int, int]] = {
     "ppo": (ppo.make(ppo.Config()), podium.Evolution(devices=1), 1024, 60),
     "a2c": (a2c.make(a2c.Config()), podium.Evolution(devices=1), 1024, 60),
     "impala": (impala.make(impala.Config()), podium.Evolution(devices=1), 1024, 60),
-    "dqn": (
-        dqn.make(dqn.Config()),
-        podium.Evolution(sigma=0.2, learning_rate=0.05, weight_decay=0.005, devices=1),
-        2048,
-        110,
-    ),
+    "dqn": (dqn.make(dqn.Config()), _FOR_Q, 2048, 110),
+    "apex": (apex.make(apex.Config()), _FOR_Q, 2048, 110),
 }
 
 

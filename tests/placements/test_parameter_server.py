@@ -20,7 +20,6 @@ from podium import replay
 from podium.agent import Agent
 from podium.agents import a2c, dqn, impala, ppo
 from podium.env import Env
-from podium.host import on_host
 from podium.placement.actors import ActorError
 from podium.placement.program import all_finite
 from podium.placement.workers import Given, Server
@@ -410,10 +409,8 @@ def test_bad_settings_are_refused_in_a_sentence(changes: dict[str, Any], sizes: 
         podium.ParameterServer(**changes).build(agent, catch(), **settings)
 
 
-def test_host_environments_and_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, length, _ = AGENTS["a2c"]
-    with pytest.raises(ValueError, match="podium.Sebulba"):
-        server(4).build(agent, on_host(catch()), num_envs=NUM_ENVS, rollout_length=length)
     monkeypatch.setattr("podium.distributed.num_processes", lambda: 2)
     with pytest.raises(ValueError, match="2 processes: ParameterServer runs in one"):
         server(4).build(agent, catch(), num_envs=NUM_ENVS, rollout_length=length)
