@@ -38,11 +38,12 @@ import sebulba_rate
 import tyro
 
 import podium
+from podium import xla
 from podium.agent import Agent
 from podium.agents import dqn, ppo
 from podium.env import auto_reset
 from podium.evaluate import make_evaluator
-from podium.placement.devices import compiler_options, request_cpu_threads
+from podium.placement.devices import request_cpu_threads
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec
 
 
@@ -298,7 +299,7 @@ def solve(flags: SolveFlags) -> dict[str, Any]:
         state = program.init(0)
         evaluate = jax.jit(
             lambda key, state: make_evaluator(agent, env, 128)(key, agent.actor(state))["eval_return"],
-            compiler_options=compiler_options(program.devices[0]),
+            compiler_options=xla.options(program.devices[0]),
         )
         jax.block_until_ready(evaluate(jax.random.key(0), state.agent))
         compiled.result()

@@ -1,6 +1,6 @@
 """podium: reinforcement learning on the accelerator, one agent under every placement."""
 
-from podium import agents, distributed, envs, networks, testing
+from podium import agents, distributed, envs, networks, testing, xla
 from podium.evaluate import Policy, evaluate
 from podium.launch import launch
 from podium.load import load
@@ -45,3 +45,5 @@ __all__ = [
     "testing",
     "train",
 ]
+
+xla.avoid_avx512()

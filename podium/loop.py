@@ -17,12 +17,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from podium import distributed
+from podium import distributed, xla
 from podium.checkpoint import CheckpointError, Checkpoints, params_sha256
 from podium.env import Env
 from podium.evaluate import Policy, make_evaluator, make_host_evaluator
 from podium.host import HostEnvs, frames_per_step
-from podium.placement.devices import compiler_options
 from podium.placement.program import Program
 from podium.runs import RunFolder, compare_config
 from podium.schedule import Pace, Schedule
@@ -83,7 +82,7 @@ class Evaluator:
         here = jax.sharding.SingleDeviceSharding(self._program.devices[0])
         shapes = jax.eval_shape(self.actor, self._program.agent_state(state))
         params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
-        options = compiler_options(self._program.devices[0])
+        options = xla.options(self._program.devices[0])
         self._function = self._function.lower(self._key, params).compile(options)
 
     def __call__(self, state: PyTree, update: int, stop: Callable[[], bool]) -> dict[str, Any]:

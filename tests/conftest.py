@@ -43,6 +43,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
 import jax  # noqa: E402
 
+import podium  # noqa: E402, F401 - it says what XLA shall do before that starts.
+
 # In this process only: a child says itself how many devices it wants.
 jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
 jax.devices()  # Started here, so that no test starts it with fewer.

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podium import xla
 from podium.env import Env, reset_key, restart, transition
 from podium.envs.atari import pictures, starts, states
 from podium.envs.atari.emulator import Consoles, Emulator, Played, for_one
@@ -142,6 +143,7 @@ def make(name: str, games: Sequence[str] | None = None, **options: Any) -> Env:
     else:
         chosen = (find(title),)
     images = tuple(find_rom(game, checked.roms) for game in chosen)
+    xla.warn_of_avx512()
     return _Environment(f"atari/{title}", Emulator(chosen, images, _backend(checked.backend)), checked).env()
 
 

@@ -390,12 +390,17 @@ def _code_byte(pc: Array, memory: Memory, lanes: Lanes, banks: Array) -> Array:
 
 
 def _fetch(state: Processor, memory: Memory, lanes: Lanes, banks: Array) -> tuple[Array, Array, Array]:
-    """Return the bytes at the program counter and the two after it."""
+    """Return the bytes at the program counter and the two after it.
+
+    Code among the TIA's registers reads as 0, which it is when a console is switched on: StarGunner's first instruction
+    lies there, and is a BRK.
+    """
     bytes_ = [_code_byte(state.pc + offset, memory, lanes, banks) for offset in range(3)]
     in_ram = (state.pc & 0x1000) == 0
 
     def from_ram() -> list[Array]:
         found = [memory.load((state.pc + offset) & 0x7F) for offset in range(3)]
+        found = [jnp.where(((state.pc + i) & 0x80) == 0, 0, byte) for i, byte in enumerate(found)]
         return [jnp.where(in_ram, byte, other) for byte, other in zip(found, bytes_, strict=True)]
 
     code, first, second = lax.cond(memory.any(in_ram), from_ram, lambda: bytes_)

@@ -8,22 +8,12 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
-from podium import distributed
+from podium import distributed, xla
 
 Devices = int | Sequence[jax.Device] | None
-
-
-def compiler_options(device: jax.Device) -> dict[str, Any] | None:
-    """Return how to compile what runs on this device: as JAX does, but on CPUs with LLVM's first level.
-
-    That gave the same bits at the same rate as its third (PPO and DQN on CartPole and Breakout-MinAtar, Pong emulated),
-    and took a fifth less of the compiler's time.
-    """
-    return {"xla_backend_optimization_level": 1} if device.platform == "cpu" else None
 
 
 @functools.cache
@@ -61,7 +51,7 @@ def request_devices(number: int) -> str | None:
     _check_number(number)
     if number == 1 or getattr(jax.config, "jax_num_cpu_devices", None) == number:
         return None  # Asked for before, and said so then. JAX, once started, refuses a change but no repetition.
-    if not _set_devices(number):
+    if not xla.set_cpu_devices(number):
         return None  # JAX has started; `resolve_devices` says what is missing.
     if jax.default_backend() == "cpu":
         return (
@@ -86,7 +76,7 @@ def request_cpu_threads(number: int) -> str | None:
         raise ValueError(f"cpu_threads={number!r} must be a positive integer; leave it out to use every core.")
     # What XLA's CPU client reads when it starts; there is no option of JAX.
     os.environ["PJRT_NPROC"] = str(number)
-    if _started():
+    if xla.has_started():
         return f"cpu_threads={number} came too late: JAX had started, and computes on as many threads as before."
     return None
 
@@ -156,24 +146,6 @@ def _resolve_of_each_process(devices: Devices) -> list[jax.Device]:
         have = f"one of the {len(by_process)} processes has {fewest} ({jax.devices()[0].platform})"
         raise ValueError(f"devices={devices} of each process, but {have}; use at most {fewest}.")
     return [device for own in by_process.values() for device in own[:wanted]]
-
-
-def _set_devices(number: int) -> bool:
-    """Set how many CPU devices JAX starts with; False if it has started with another number."""
-    try:
-        jax.config.update("jax_num_cpu_devices", number)
-    except RuntimeError:
-        return False
-    return True
-
-
-def _started() -> bool:
-    """Say whether JAX has started: it then refuses to change its number of devices."""
-    now = getattr(jax.config, "jax_num_cpu_devices", -1)
-    if not _set_devices(now + 1000):
-        return True
-    _set_devices(now)
-    return False
 
 
 def _check_number(number: int) -> None:

@@ -12,12 +12,12 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from podium import distributed
+from podium import distributed, xla
 from podium.agent import Agent
 from podium.env import Env
 from podium.networks import batch_groups
 from podium.placement import program
-from podium.placement.devices import compiler_options, keep_freed_memory
+from podium.placement.devices import keep_freed_memory
 from podium.placement.program import Sizes
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
@@ -136,7 +136,7 @@ class FusedProgram(abc.ABC):
         lowered = self.lower()
         keep_freed_memory(self.devices[0])
         began = time.perf_counter()
-        self._compiled = lowered.compile(options or compiler_options(self.devices[0]))
+        self._compiled = lowered.compile(options or xla.options(self.devices[0]))
         self.compile_seconds += time.perf_counter() - began
 
     def chunk(self, state: Any, num_updates: int) -> tuple[Any, Metrics]:

@@ -79,6 +79,28 @@ def emulator(*games: Game) -> Any:
     return Emulator(games, tuple(bytes(game.rom_bytes) for game in games))
 
 
+def test_what_a_console_does_is_the_same_in_every_number_of_them():
+    """Seven and eight from the power switch, all alike, stand as one alone does; see `xla.avoid_avx512`."""
+    game = find("Alien")
+    engine = Emulator((game,), (oracle.rom_path(game.rom).read_bytes(),))
+
+    def script() -> starts.Script:
+        yield 0
+        for _ in range(3):
+            yield starts.Hold()
+
+    def stand(number: int) -> Starts:
+        lanes = starts._Lanes(engine, np.zeros(number, np.int32))
+        lanes.run([script() for _ in range(number)])
+        return lanes.snapshot()
+
+    one = stand(1)
+    for number in (7, 8):
+        jax.tree.map(
+            lambda x, alone: np.testing.assert_array_equal(x, np.broadcast_to(alone, x.shape)), stand(number), one
+        )
+
+
 def test_states_are_made_once(folder: Path, made: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]):
     first = starts.load_or_make(emulator(PONG), 0)
     assert "Making start states of Pong, once" in capsys.readouterr().err
