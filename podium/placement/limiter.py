@@ -44,8 +44,11 @@ class Limiter:
 
     @property
     def balance(self) -> float:
-        """Samples that are due: positive where sampling is behind, negative where inserting is."""
-        return self.samples_per_insert * (self.inserted - self._before) - self.sampled
+        """Samples that are due, none before it opens; negative where it is inserting that is behind."""
+        with self._condition:
+            if not self._open:
+                return 0.0
+            return self.samples_per_insert * (self.inserted - self._before) - self.sampled
 
     def open(self) -> None:
         """Say that the replay holds enough to be sampled; may be said again."""

@@ -95,6 +95,7 @@ def test_the_limiter_blocks_whoever_is_ahead() -> None:
     go_on = lambda: None  # noqa: E731
     for _ in range(7):
         assert limiter.insert(10, go_on) < 0.1  # Before it opens, anything goes in.
+        assert limiter.balance == 0
     limiter.open()
     limiter.open()
     assert limiter.balance == 0
