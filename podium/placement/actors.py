@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from podium.placement.acting import Player
@@ -29,6 +29,17 @@ class Stopped(Exception):  # Not an error: how a thread learns that the run is o
 
 class ActorError(RuntimeError):
     """An actor thread died or hung; the message tells where."""
+
+
+@contextlib.contextmanager
+def turn(lock: threading.Lock, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock; `waiting`, which may raise, is called every `POLL_SECONDS` until it is free."""
+    while not lock.acquire(timeout=POLL_SECONDS):
+        waiting()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class Piece(NamedTuple):

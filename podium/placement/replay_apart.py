@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from podium import keys
@@ -25,6 +25,7 @@ from podium.placement.acting import SUMS, complete
 from podium.placement.actors import ActorError, Piece, Watched, Working
 from podium.placement.distributed_program import DistributedActorsProgram
 from podium.placement.engine import Engine, resolve_engine
+from podium.placement.fragments import jit
 from podium.placement.learner import account, join
 from podium.placement.limiter import Limiter
 from podium.placement.program import RunState
@@ -113,10 +114,8 @@ class ReplayApartProgram(DistributedActorsProgram):
         agent, trajectory = self._plain_state(), self._abstract_trajectory()
         key = jax.eval_shape(lambda: jax.random.key(0))
         # Planned where rollouts come to, so that the State travels nowhere.
-        here = SingleDeviceSharding(self._planning_device)
         data = lambda *arguments: self._plan(*arguments).data  # noqa: E731
-        lowered_plan = jax.jit(data, in_shardings=here, out_shardings=here).lower(key, agent, trajectory)
-        self._lowered_plan = lowered_plan
+        self._lowered_plan = jit(data, self._planning_device).lower(key, agent, trajectory)
         plan = jax.eval_shape(self._plan, key, agent, trajectory)
         there = None if self._replay_engine.apart else self._planning_device
         self._fragment = StoreFragment(self.agent, self.sizes, plan, there)

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import SingleDeviceSharding
 
 from podium.agent import Agent, Replay
 from podium.learn import num_updates
 from podium.placement import program
-from podium.placement.actors import POLL_SECONDS, ActorError
+from podium.placement.actors import ActorError, turn
 from podium.placement.engine import Answer, Engine, FragmentError, LostError, within
+from podium.placement.fragments import jit
 from podium.placement.program import Sizes
 from podium.types import Key, PyTree
 
@@ -69,21 +69,20 @@ class Store:
     """The replay's state, where it lives; one thread at a time may use it."""
 
     def __init__(self, made_of: StoreFragment, device: jax.Device):
-        here, replay = SingleDeviceSharding(device), made_of.replay
-        jit = lambda function, **options: jax.jit(function, in_shardings=here, out_shardings=here, **options)  # noqa: E731
+        replay = made_of.replay
 
         def add(held: PyTree, data: PyTree) -> tuple[PyTree, Any]:
             held = replay.add(held, data)
             return held, replay.can_sample(held)
 
         self._device, shape = device, jax.eval_shape(made_of.empty)
-        self._held = jax.jit(made_of.empty, out_shardings=here)()
-        self._add = jit(add, donate_argnums=0).lower(shape, made_of.plan.data).compile()
-        self._sample = jit(replay.sample).lower(jax.eval_shape(lambda: jax.random.key(0)), shape).compile()
+        self._held = jit(made_of.empty, device)()
+        self._add = jit(add, device, (0,)).lower(shape, made_of.plan.data).compile()
+        self._sample = jit(replay.sample, device).lower(jax.eval_shape(lambda: jax.random.key(0)), shape).compile()
         self._rank: Any = None
         if replay.update_priorities is not None:
             ranks, indices = jax.ShapeDtypeStruct((replay.batch_size,), jnp.float32), made_of.drawn().indices
-            rank = jit(replay.update_priorities, donate_argnums=0)
+            rank = jit(replay.update_priorities, device, (0,))
             self._rank = rank.lower(shape, indices, ranks).compile()
 
     def add(self, data: PyTree) -> bool:
@@ -134,7 +133,7 @@ class SharedStore:
 
     def rank(self, indices: PyTree, priorities: Any, waiting: Callable[[], None]) -> None:
         """Begin to give what was sampled new priorities; waits for nothing but other threads."""
-        with _Held(self._lock, waiting):
+        with turn(self._lock, waiting):
             self._finish(waiting)
             self._ranking = self._handle.start("rank", indices, priorities)
 
@@ -143,7 +142,7 @@ class SharedStore:
         self._handle.close()
 
     def _call(self, method: str, *arguments: Any, waiting: Callable[[], None]) -> Any:
-        with _Held(self._lock, waiting):
+        with turn(self._lock, waiting):
             self._finish(waiting)
             # The engine bounds how long it takes until the fragment stands, which the first call waits for.
             look = self._within(waiting) if self._stands else waiting
@@ -167,17 +166,3 @@ class SharedStore:
                 f"The replay of {self._handle.name} is gone, with what it held: {error}. "
                 "The same call with resume=True fills another."
             ) from None
-
-
-class _Held:
-    """Holds a lock; whoever waits for it looks around meanwhile."""
-
-    def __init__(self, lock: threading.Lock, waiting: Callable[[], None]):
-        self._lock, self._waiting = lock, waiting
-
-    def __enter__(self) -> None:
-        while not self._lock.acquire(timeout=POLL_SECONDS):
-            self._waiting()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()

@@ -6,17 +6,16 @@ fragment holds environments and replay, and computes. The fragment may live in a
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from podium.placement.actors import POLL_SECONDS, Restarts, Stopped, Watched
+from podium.placement.actors import Restarts, Stopped, Watched, turn
 from podium.placement.cut import Shapes
 from podium.placement.engine import EngineError, Handle, LostError
 from podium.placement.fragments import Rolled
@@ -85,7 +84,7 @@ class Server:
         Returns:
           what became of it.
         """
-        with self._turn(waiting):
+        with turn(self._lock, waiting):
             began, now = time.perf_counter(), self._newest
             lag = now.version - version
             late = finite and self._max_lag is not None and lag > self._max_lag
@@ -99,20 +98,11 @@ class Server:
 
     def observe(self, trajectory: Trajectory, waiting: Callable[[], None]) -> float:
         """Let the State observe a worker's rollout, after its last gradient; returns the seconds it took."""
-        with self._turn(waiting):
+        with turn(self._lock, waiting):
             began, now = time.perf_counter(), self._newest
             state = self._observe(now.state, jax.device_put(trajectory, self._device))
             self._newest = Newest(jax.block_until_ready(state), now.version, now.iterations + 1)
             return time.perf_counter() - began
-
-    @contextlib.contextmanager
-    def _turn(self, waiting: Callable[[], None]) -> Iterator[None]:
-        while not self._lock.acquire(timeout=POLL_SECONDS):
-            waiting()
-        try:
-            yield
-        finally:
-            self._lock.release()
 
 
 class Story(NamedTuple):
