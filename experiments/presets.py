@@ -61,14 +61,17 @@ _REPEAT = {
 PPO: dict[str, Preset] = {
     "cartpole": Preset(
         "CartPole-v1",
-        f"{_PUREJAXRL} with 16 environments in place of 4.",
+        f"{_PUREJAXRL} but for what was tuned.",
         {
             "num_envs": 16,
             "rollout_length": 128,
             "num_steps": 500_000,
             "learning_rate": 2.5e-3,
+            "anneal_steps": 500_000,
+            "clip_epsilon": 0.1,
         },
-        "a rate that stays constant, by evaluations of 8 seeds (all 500 from 200,000 steps on).",
+        "16 environments and a clip of 0.1 (the source's: 0.2), by evaluations of 128 seeds, all 500 at the end; with "
+        "0.2 or a rate that stays constant about one seed of 70 ended below 475.",
     ),
     "acrobot": Preset(
         "Acrobot-v1",
