@@ -26,7 +26,7 @@ def assert_close(a: Any, b: Any, tolerance: float = 1e-6) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance), a, b)
 
 
-@pytest.mark.parametrize("memory", ["none", "gru"])
+@pytest.mark.parametrize("memory", ["none", pytest.param("gru", marks=pytest.mark.slow)])
 def test_ppo_of_one_epoch_and_minibatch_takes_the_same_step(memory: str, experience: Any, spec: Any) -> None:
     shared = {**SMALL, "memory": memory, "gae_lambda": 0.8, "learning_rate": 0.01, "anneal_steps": 1000}
     ours = a2c.make(a2c.Config(**shared, optimizer="adam", entropy_coef=0.02))

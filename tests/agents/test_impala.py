@@ -41,7 +41,7 @@ def gradient(agent: Agent, state: Any, trajectory: Any) -> Any:
     return found, aux.metrics
 
 
-@pytest.mark.parametrize(("memory", "lambda_"), [("none", 1.0), ("lstm", 0.7)])
+@pytest.mark.parametrize(("memory", "lambda_"), [("none", 1.0), pytest.param("lstm", 0.7, marks=pytest.mark.slow)])
 def test_on_policy_it_is_a2c(memory: str, lambda_: float, experience: Any, spec: Any) -> None:
     agent = make(memory=memory, vtrace_lambda=lambda_)
     other = a2c.make(a2c.Config(**SMALL, memory=memory, gae_lambda=lambda_))
@@ -54,7 +54,7 @@ def test_on_policy_it_is_a2c(memory: str, lambda_: float, experience: Any, spec:
     assert_close((metrics["rho"], metrics["approx_kl"]), (1.0, 0.0))
 
 
-@pytest.mark.parametrize("memory", ["none", "gru"])
+@pytest.mark.parametrize("memory", ["none", pytest.param("gru", marks=pytest.mark.slow)])
 def test_targets_are_those_of_the_network_that_learns(memory: str, experience: Any, spec: Any) -> None:
     agent = make(memory=memory, rho_bar=1.2, c_bar=0.9, value_coef=0.7, entropy_coef=0.1)
     state, acted = agent.init(KEY, spec), agent.init(jax.random.key(5), spec)
@@ -140,7 +140,12 @@ def test_bad_fields_are_refused_by_name(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "memory"), [("probe_truncation", "none"), ("probe_termination", "none"), ("probe_truncation", "gru")]
+    ("name", "memory"),
+    [
+        ("probe_truncation", "none"),
+        ("probe_termination", "none"),
+        pytest.param("probe_truncation", "gru", marks=pytest.mark.slow),
+    ],
 )
 def test_values_are_those_on_paper(name: str, memory: str, values_on_paper: Any) -> None:
     fields = {"optimizer": "adam"} if name == "probe_truncation" else {}

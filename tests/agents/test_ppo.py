@@ -404,7 +404,12 @@ def test_discrete_observations_are_not_normalised(obs: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "memory"), [("probe_truncation", "none"), ("probe_termination", "none"), ("probe_truncation", "gru")]
+    ("name", "memory"),
+    [
+        ("probe_truncation", "none"),
+        ("probe_termination", "none"),
+        pytest.param("probe_truncation", "gru", marks=pytest.mark.slow),
+    ],
 )
 def test_values_are_those_on_paper(name: str, memory: str, values_on_paper: Any) -> None:
     fields = {"learning_rate": 0.03, "max_grad_norm": 0.0, "num_epochs": 4, "num_minibatches": 1, "memory": memory}

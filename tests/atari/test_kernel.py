@@ -110,7 +110,9 @@ def _pretended_device() -> contextlib.AbstractContextManager[Any]:
 
 
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")  # Since JAX 0.11.
-@pytest.mark.parametrize("names", [("Pong",), ("Pong", "MontezumaRevenge", "Solaris", "Robotank")])
+@pytest.mark.parametrize(
+    "names", [pytest.param(("Pong",), marks=pytest.mark.slow), ("Pong", "MontezumaRevenge", "Solaris", "Robotank")]
+)
 def test_lowers_for_cuda(names):
     text = lower_for_cuda(Batch(names, lanes=64))
     assert text.count("__gpu$xla.gpu.triton") == 1, "the whole frame is one kernel"

@@ -22,9 +22,8 @@ def state(found: Starts, game: int, number: int) -> Starts:
     return jax.tree.map(lambda x: x[game, number], found)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "Pong" else pytest.mark.slow) for name in ("Pong", "Qbert", "Hero")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Pong", "Qbert", "Hero"])
 def test_states_after_waiting_are_those_of_ale_py(name: str, monkeypatch: pytest.MonkeyPatch):
     """Two timers, waits of one and two frames; the first timer is that of ale-py's first reset."""
     pytest.importorskip("ale_py", reason='ale-py is in the extra: pip install "podium[atari]"')

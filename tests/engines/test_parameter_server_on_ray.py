@@ -184,7 +184,7 @@ def test_it_says_what_travels_and_what_it_has_no_room_for() -> None:
 def test_several_processes_learn_catch() -> None:
     """The best is 1 in every episode."""
     result = podium.train(
-        a2c.make(a2c.Config(learning_rate=2e-3)),
+        a2c.make(a2c.Config(learning_rate=1e-3)),
         "podium/Catch",
         num_steps=300_000,
         num_envs=32,

@@ -53,7 +53,7 @@ def close(a: Any, b: Any, tolerance: float = 1e-6) -> None:
         np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance, err_msg=jax.tree_util.keystr(path))
 
 
-QUICK = ("ppo", "dqn")
+QUICK = ("ppo",)
 
 
 @pytest.mark.parametrize(
