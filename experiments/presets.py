@@ -71,7 +71,7 @@ PPO: dict[str, Preset] = {
             "clip_epsilon": 0.1,
         },
         "16 environments and a clip of 0.1 (the source's: 0.2), by evaluations of 128 seeds, all 500 at the end; with "
-        "0.2 or a rate that stays constant about one seed of 70 ended below 475.",
+        "0.2 or a rate that stays constant one or two seeds of a hundred ended below 475.",
     ),
     "acrobot": Preset(
         "Acrobot-v1",
