@@ -15,6 +15,7 @@ from podium import episodes, keys
 from podium.agent import Agent, fresh_carry
 from podium.env import Env
 from podium.host import HostEnv, HostEnvs
+from podium.placement.devices import at, jit
 from podium.placement.table import nbytes
 from podium.rollout import RolloutState, begin, rollout
 from podium.types import Array, EnvSpec, Key, PyTree, TimeStep, Trajectory
@@ -238,23 +239,19 @@ class Compiled:
 
     def __init__(self, acting: Acting, params: PyTree, device: jax.Device):
         self.acting = acting
-        here = jax.sharding.SingleDeviceSharding(device)
-        jit = lambda function, **options: jax.jit(function, in_shardings=here, out_shardings=here, **options)  # noqa: E731
-        place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here)  # noqa: E731
-        shapes = lambda *args: jax.tree.map(place, args)  # noqa: E731
-        params = jax.tree.map(place, params)
+        params = at(params, device)
         blank = jax.eval_shape(acting.blank, params)
         row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), blank)
         number, key = jax.ShapeDtypeStruct((), np.int32), jax.eval_shape(lambda: jax.random.key(0))
         carry = jax.eval_shape(acting.carry, number)
         step_keys = jax.eval_shape(acting.step_keys, key, number, number)
-        self.step_keys = jit(acting.step_keys).lower(*shapes(key, number, number)).compile()
-        self.blank = jax.jit(lambda: acting.blank(params), out_shardings=here).lower().compile()
-        self.carry = jit(acting.carry).lower(*shapes(number)).compile()
-        step = shapes(blank, params, step_keys, number, carry, row.obs, row.first, row.result)
-        self.step = jit(acting.step, donate_argnums=0).lower(*step).compile()
-        finish = shapes(blank, row.result, row.obs, carry, carry, number)
-        self.finish = jit(acting.finish, donate_argnums=0).lower(*finish).compile()
+        self.step_keys = jit(acting.step_keys, device).lower(*at((key, number, number), device)).compile()
+        self.blank = jit(lambda: acting.blank(params), device).lower().compile()
+        self.carry = jit(acting.carry, device).lower(at(number, device)).compile()
+        step = at((blank, params, step_keys, number, carry, row.obs, row.first, row.result), device)
+        self.step = jit(acting.step, device, (0,)).lower(*step).compile()
+        finish = at((blank, row.result, row.obs, carry, carry, number), device)
+        self.finish = jit(acting.finish, device, (0,)).lower(*finish).compile()
 
 
 class HostPlayer:
@@ -357,14 +354,11 @@ class CompiledFused:
     """`Fused` compiled for one device."""
 
     def __init__(self, fused: Fused, params: PyTree, device: jax.Device):
-        here = jax.sharding.SingleDeviceSharding(device)
-        place = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree)  # noqa: E731
         number, key = jax.ShapeDtypeStruct((), np.int32), jax.eval_shape(lambda: jax.random.key(0))
         state = jax.eval_shape(fused.begin, key, number)
-        jit = lambda function, **options: jax.jit(function, in_shardings=here, out_shardings=here, **options)  # noqa: E731
-        self.begin = jit(fused.begin).lower(*place((key, number))).compile()
-        arguments = place((key, number, params, state, number))
-        self.play = jit(fused.play, donate_argnums=3).lower(*arguments).compile()
+        self.begin = jit(fused.begin, device).lower(*at((key, number), device)).compile()
+        arguments = at((key, number, params, state, number), device)
+        self.play = jit(fused.play, device, (3,)).lower(*arguments).compile()
 
 
 class FusedPlayer:

@@ -1,4 +1,4 @@
-"""How many devices there are, and how to get more of them on a CPU."""
+"""How many devices there are, how to get more of them on a CPU, and how to compile for one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
+from jax.sharding import SingleDeviceSharding
 
 from podium import distributed, xla
+from podium.types import PyTree
 
 Devices = int | Sequence[jax.Device] | None
 
@@ -151,3 +154,15 @@ def _resolve_of_each_process(devices: Devices) -> list[jax.Device]:
 def _check_number(number: int) -> None:
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ValueError(f"devices={number!r} must be a positive integer; leave it out to use all.")
+
+
+def jit(function: Callable[..., Any], device: jax.Device, donated: tuple[int, ...] = ()) -> Any:
+    """Return `function` jitted for a device."""
+    here = SingleDeviceSharding(device)
+    return jax.jit(function, in_shardings=here, out_shardings=here, donate_argnums=donated)
+
+
+def at(tree: PyTree, device: jax.Device) -> Any:
+    """Return the shapes of `tree` on `device`."""
+    here = SingleDeviceSharding(device)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree)

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
 from podium.placement import acting
 from podium.placement.acting import HostPlayer
 from podium.placement.actors import seed_after
 from podium.placement.cut import Cut, HostCut, Played, Shapes, Taken
+from podium.placement.devices import at, jit
 from podium.rollout import RolloutState
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
@@ -32,18 +32,6 @@ def lower(cut: Cut, shapes: Shapes, device: jax.Device, keeps: bool) -> dict[str
     play = jit(cut.play, device, () if keeps else shapes.donated)
     take = jit(cut.take, device, (5,) if cut.new_priorities and not keeps else ())
     return {"play": play.lower(*at(shapes.play, device)), "take": take.lower(*at(shapes.take, device))}
-
-
-def jit(function: Callable[..., Any], device: jax.Device, donated: tuple[int, ...] = ()) -> Any:
-    """Return `function` jitted for a device."""
-    here = SingleDeviceSharding(device)
-    return jax.jit(function, in_shardings=here, out_shardings=here, donate_argnums=donated)
-
-
-def at(tree: PyTree, device: jax.Device) -> Any:
-    """Return the shapes of `tree` on `device`."""
-    here = SingleDeviceSharding(device)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree)
 
 
 class Rolled(NamedTuple):

@@ -23,6 +23,7 @@ from podium.agent import Agent, fresh_carry
 from podium.host import HostEnv
 from podium.placement.acting import SUMS, Acting, Group, Rows
 from podium.placement.actors import POLL_SECONDS, Persistent, Piece, Restarts, Slot, Stopped, Working
+from podium.placement.devices import at, jit
 from podium.placement.table import nbytes
 from podium.types import Array, EnvSpec, Key, PyTree, Trajectory
 
@@ -55,8 +56,6 @@ class Inference:
 
     def compile(self, params: PyTree, size: int, device: jax.Device) -> Callable[..., Any]:
         """Compile `act` for a batch of `size`; `params` are shapes."""
-        here = jax.sharding.SingleDeviceSharding(device)
-        place = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree)  # noqa: E731
         is_spec = lambda x: hasattr(x, "zeros")  # noqa: E731
         obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape), x.dtype), self.spec.obs, is_leaf=is_spec)
         number, key = jax.ShapeDtypeStruct((size,), np.int32), jax.eval_shape(lambda: jax.random.key(0))
@@ -64,8 +63,8 @@ class Inference:
             jax.eval_shape(lambda: fresh_carry(self.agent, self.spec, jnp.arange(size))),
             jax.ShapeDtypeStruct((size,), bool),
         )
-        arguments = place((key, params, number, number, jax.ShapeDtypeStruct((size,), np.uint32), memory, obs, first))
-        return jax.jit(self.act, in_shardings=here, out_shardings=here).lower(*arguments).compile()
+        arguments = (key, params, number, number, jax.ShapeDtypeStruct((size,), np.uint32), memory, obs, first)
+        return jit(self.act, device).lower(*at(arguments, device)).compile()
 
 
 def sizes_of_batches(most: int) -> list[int]:

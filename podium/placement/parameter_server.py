@@ -25,10 +25,10 @@ from podium.host import HostEnvs
 from podium.placement import program
 from podium.placement.actors import POLL_SECONDS, STOP_SECONDS, Restarts, Watch, end_threads
 from podium.placement.cut import Cut, HostCut, Shapes, cut
-from podium.placement.devices import Devices, resolve_devices
+from podium.placement.devices import Devices, at, jit, resolve_devices
 from podium.placement.engine import Engine, Handle, resolve_engine
 from podium.placement.explanation import Explanation
-from podium.placement.fragments import Compiled, Fragment, at, compile_acting, fragment, jit, lower, make_fragment
+from podium.placement.fragments import Compiled, Fragment, compile_acting, fragment, lower, make_fragment
 from podium.placement.learner import seed_at
 from podium.placement.program import RunState, Sizes
 from podium.placement.table import Move, Role, device_name, nbytes, numbers

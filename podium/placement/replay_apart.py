@@ -23,9 +23,9 @@ from podium.networks import batch_groups
 from podium.placement import program
 from podium.placement.acting import SUMS, complete
 from podium.placement.actors import ActorError, Piece, Watched, Working
+from podium.placement.devices import jit
 from podium.placement.distributed_program import DistributedActorsProgram
 from podium.placement.engine import Engine, resolve_engine
-from podium.placement.fragments import jit
 from podium.placement.learner import account, join
 from podium.placement.limiter import Limiter
 from podium.placement.program import RunState

@@ -14,8 +14,8 @@ from podium.agent import Agent, Replay
 from podium.learn import num_updates
 from podium.placement import program
 from podium.placement.actors import ActorError, turn
+from podium.placement.devices import jit
 from podium.placement.engine import Answer, Engine, FragmentError, LostError, within
-from podium.placement.fragments import jit
 from podium.placement.program import Sizes
 from podium.types import Key, PyTree
 
