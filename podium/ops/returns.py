@@ -151,7 +151,7 @@ def next_values(value: Array, truncated: Array, inputs: PyTree, evaluate: Callab
     def one_round(state: tuple[Array, Array]) -> tuple[Array, Array]:
         remaining, values = state
         t = jnp.argmax(remaining, axis=0)
-        row = jax.tree.map(lambda x: jax.vmap(lambda column, i: column[i], in_axes=(1, 0))(x, t), inputs)
+        row = jax.tree.map(lambda x: jnp.take_along_axis(x, t.reshape(1, -1, *[1] * (x.ndim - 2)), 0)[0], inputs)
         here = remaining & (time == t)
         return remaining & ~here, jnp.where(here, evaluate(row), values)
 
