@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -17,6 +19,7 @@ from podium.env import Env
 from podium.host import HostEnv, HostEnvs
 from podium.placement.devices import at, jit
 from podium.placement.table import nbytes
+from podium.placement.together import together
 from podium.rollout import RolloutState, begin, rollout
 from podium.types import Array, EnvSpec, Key, PyTree, TimeStep, Trajectory
 
@@ -25,16 +28,31 @@ SUMS = ("episodes", "episode_return_sum", "episode_length_sum", "valid_steps", "
 
 
 class Played(NamedTuple):
-    """A rollout: trajectories [T, E, ...] of each group of environments in their order, and counts to be added up."""
+    """A rollout [T, E, ...], and counts to be added up."""
 
-    trajectories: list[Trajectory]
+    trajectory: Trajectory
     sums: dict[str, float]
+
+
+Following = Callable[[], PyTree | None]
+"""Returns the parameters that the next rollout will be played with, or None where they are not known yet."""
+
+
+def nothing_yet() -> None:
+    """Return None: a `Following` that lets no rollout begin before the one before it has ended."""
 
 
 class Player(Protocol):
     """Some environments, and the compiled functions that act in them."""
 
-    def play(self, params: PyTree, version: int, iteration: int, tick: Callable[[], None]) -> Played:
+    def play(
+        self,
+        params: PyTree,
+        version: int,
+        iteration: int,
+        tick: Callable[[], None],
+        following: Following = nothing_yet,
+    ) -> Played:
         """Play one rollout.
 
         Args:
@@ -42,6 +60,7 @@ class Player(Protocol):
           version: updates behind them.
           iteration: number of this rollout, from which its keys derive.
           tick: called after every step, or once where all steps are one; may raise, and then the rollout is lost.
+          following: asked towards the end, by a player that can let the next rollout begin while this one ends.
         """
         ...
 
@@ -86,13 +105,22 @@ def result_of(timestep: TimeStep, resets_in_next_step: bool) -> Result:
 
 @dataclasses.dataclass(frozen=True)
 class Acting:
-    """The compiled functions of acting for one group of `num_envs` environments, T = `length` steps a rollout."""
+    """The compiled functions of acting for `num_envs` environments, T = `length` steps a rollout.
+
+    The environments form `groups` of E neighbours, which are acted for one after another; their rollout is one.
+    """
 
     agent: Agent
     spec: EnvSpec
     num_envs: int
     length: int
     resets_in_next_step: bool
+    groups: int = 1
+
+    @property
+    def group_size(self) -> int:
+        """Return E."""
+        return self.num_envs // self.groups
 
     def blank(self, params: PyTree) -> Rows:
         """Return zeros."""
@@ -105,7 +133,8 @@ class Acting:
 
         def act(params: PyTree, obs: PyTree) -> Any:
             act_keys = jax.random.split(jax.random.key(0), self.num_envs)
-            return self.agent.act(act_keys, params, self.carry(0), obs, jnp.ones(self.num_envs, bool), False)
+            carry = fresh_carry(self.agent, self.spec, jnp.arange(self.num_envs))
+            return self.agent.act(act_keys, params, carry, obs, jnp.ones(self.num_envs, bool), False)
 
         shapes = jax.eval_shape(act, params, jax.tree.map(lambda x: x[0], obs))
         tile = lambda x: jnp.zeros((self.length, *x.shape), x.dtype)  # noqa: E731
@@ -115,24 +144,24 @@ class Acting:
         return Rows(obs, first, tile(shapes.action), jax.tree.map(tile, shapes.extras), result)
 
     def bytes_moved(self, params: PyTree, num_envs: int) -> dict[str, int]:
-        """Return what goes up to the device and comes down from it in a rollout of so many environments in groups."""
+        """Return what goes up to the device and comes down from it in a rollout of so many environments."""
         step = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), jax.eval_shape(self.blank, params))
-        groups, length = num_envs // self.num_envs, self.length
+        parts, length = num_envs // self.num_envs, self.length
         return {
             # What the last step returned goes up twice: into the rollout that ends, and into the one that begins.
-            "observations": groups * ((length + 1) * nbytes((step.obs, step.result)) + length * nbytes(step.first)),
-            "actions": groups * length * nbytes(step.action),
+            "observations": parts * ((length + 1) * nbytes((step.obs, step.result)) + length * nbytes(step.first)),
+            "actions": parts * length * nbytes(step.action),
         }
 
     def carry(self, first_index: Array | int) -> PyTree:
-        """Return the agent's memory at the start, for the environments numbered from `first_index` on."""
-        return fresh_carry(self.agent, self.spec, first_index + jnp.arange(self.num_envs))
+        """Return the agent's memory at the start, for a group whose environments are numbered from `first_index` on."""
+        return fresh_carry(self.agent, self.spec, first_index + jnp.arange(self.group_size))
 
     def step_keys(self, run_key: Key, iteration: Array, first_index: Array) -> Key:
-        """Return the keys [T, E] to act with in an iteration: those of a fused rollout."""
+        """Return the keys [T, E] to act with for a group in an iteration: those of a fused rollout."""
         rollout_key = keys.iteration(run_key, iteration).rollout
-        index = first_index + jnp.arange(self.num_envs)
-        start = jnp.zeros(self.num_envs, jnp.uint32)
+        index = first_index + jnp.arange(self.group_size)
+        start = jnp.zeros(self.group_size, jnp.uint32)
         return keys.at_times(keys.environment_keys(rollout_key, index), start, self.length)
 
     def step(
@@ -141,44 +170,59 @@ class Acting:
         params: PyTree,
         step_keys: Key,
         time: Array,
+        group: Array,
         carry: PyTree,
         obs: PyTree,
         first: Array,
         came: Result,
     ) -> tuple[Rows, PyTree, Array]:
-        """Act at `time`, and note beside it what came of the step before."""
+        """Act at `time` for a group, and note beside it what came of the step before."""
         output = self.agent.act(step_keys[time], params, carry, obs, first, False)
-        put = lambda rows, row, at: jax.tree.map(lambda x, y: x.at[at].set(y), rows, row)  # noqa: E731
         rows = Rows(
-            put(rows.obs, obs, time),
-            put(rows.first, first, time),
-            put(rows.action, output.action, time),
-            put(rows.extras, output.extras, time),
+            self._put(rows.obs, obs, time, group),
+            self._put(rows.first, first, time, group),
+            self._put(rows.action, output.action, time, group),
+            self._put(rows.extras, output.extras, time, group),
             # At the start there is no step before; what is written then is written over.
-            put(rows.result, came, jnp.maximum(time - 1, 0)),
+            self._put(rows.result, came, jnp.maximum(time - 1, 0), group),
         )
         return rows, output.carry, output.action
 
-    def finish(
-        self, rows: Rows, came: Result, obs: PyTree, carry: PyTree, end_carry: PyTree, version: Array
-    ) -> Trajectory:
-        """Return the rollout, with what came of its last step, as it travels; `complete` makes it whole."""
-        put_last = lambda rows, row: jax.tree.map(lambda x, y: x.at[-1].set(y), rows, row)  # noqa: E731
-        result = put_last(rows.result, came)
-        flags = result.terminated, result.truncated
-        return Trajectory(
-            put_last(rows.obs, obs) if self.resets_in_next_step else rows.obs,
-            rows.action,
-            result.reward,
-            *flags,
-            result.next_obs,
-            rows.first,
-            rows.extras,
-            carry,
-            end_carry,
-            version,
-            result.valid,
-        )
+    def end(self, rows: Rows, group: Array, obs: PyTree, came: Result) -> Rows:
+        """Note what came of a group's last step."""
+        rows = rows._replace(result=self._put(rows.result, came, self.length - 1, group))
+        return rows._replace(obs=self._put(rows.obs, obs, self.length, group)) if self.resets_in_next_step else rows
+
+    def _put(self, rows: PyTree, values: PyTree, time: Array | int, group: Array) -> PyTree:
+        def put(rows: Array, values: Array) -> Array:
+            return jax.lax.dynamic_update_slice(rows, values[None], (time, first, *[0] * (rows.ndim - 2)))
+
+        first = group * self.group_size
+        return jax.tree.map(put, rows, values)
+
+    def finish(self, rows: Rows, carry: Sequence[PyTree], end_carry: Sequence[PyTree], version: Array) -> Trajectory:
+        """Return the rollout as it travels, given what each group remembered; `complete` makes it whole."""
+        carry, end_carry = (jax.tree.map(lambda *x: jnp.concatenate(x), *each) for each in (carry, end_carry))
+        return trajectory_of(rows, carry, end_carry, version)
+
+
+def trajectory_of(rows: Rows, carry: PyTree, end_carry: PyTree, version: Any) -> Trajectory:
+    """Return a rollout that is no longer under way as it travels."""
+    result = rows.result
+    return Trajectory(
+        obs=rows.obs,
+        action=rows.action,
+        reward=result.reward,
+        terminated=result.terminated,
+        truncated=result.truncated,
+        next_obs=result.next_obs,
+        first=rows.first,
+        extras=rows.extras,
+        carry=carry,
+        end_carry=end_carry,
+        policy_version=version,
+        valid=result.valid,
+    )
 
 
 def complete(trajectory: Trajectory) -> Trajectory:
@@ -194,10 +238,10 @@ def complete(trajectory: Trajectory) -> Trajectory:
 
 
 class Group:
-    """One batch of environments under way: where it stands between rollouts, and its episodes so far."""
+    """One batch of environments under way: where it stands between steps, and its episodes so far."""
 
-    def __init__(self, env: HostEnv, first_index: int, carry: PyTree, resets_in_next_step: bool):
-        self.env, self.first_index, self.carry = env, first_index, carry
+    def __init__(self, env: HostEnv, first_index: int, resets_in_next_step: bool):
+        self.env, self.first_index = env, first_index
         self._next_step = resets_in_next_step
         timestep = env.reset()
         self.obs = timestep.obs
@@ -240,82 +284,158 @@ class Compiled:
     def __init__(self, acting: Acting, params: PyTree, device: jax.Device):
         self.acting = acting
         params = at(params, device)
-        blank = jax.eval_shape(acting.blank, params)
-        row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), blank)
+        rows = jax.eval_shape(acting.blank, params)
+        row = jax.tree.map(lambda x: jax.ShapeDtypeStruct((acting.group_size, *x.shape[2:]), x.dtype), rows)
         number, key = jax.ShapeDtypeStruct((), np.int32), jax.eval_shape(lambda: jax.random.key(0))
         carry = jax.eval_shape(acting.carry, number)
         step_keys = jax.eval_shape(acting.step_keys, key, number, number)
         self.step_keys = jit(acting.step_keys, device).lower(*at((key, number, number), device)).compile()
         self.blank = jit(lambda: acting.blank(params), device).lower().compile()
         self.carry = jit(acting.carry, device).lower(at(number, device)).compile()
-        step = at((blank, params, step_keys, number, carry, row.obs, row.first, row.result), device)
+        step = at((rows, params, step_keys, number, number, carry, row.obs, row.first, row.result), device)
         self.step = jit(acting.step, device, (0,)).lower(*step).compile()
-        finish = at((blank, row.result, row.obs, carry, carry, number), device)
-        self.finish = jit(acting.finish, device, (0,)).lower(*finish).compile()
+        self.end = jit(acting.end, device, (0,)).lower(*at((rows, number, row.obs, row.result), device)).compile()
+        carries = [carry] * acting.groups
+        self.finish = jit(acting.finish, device, (0,)).lower(*at((rows, carries, carries, number), device)).compile()
+
+
+class Rollout:
+    """A rollout under way, of groups that act and step each in a thread of its own.
+
+    Args:
+      compiled: functions to act with.
+
+    Attributes:
+      rows: of it; whoever gives them away for others holds `lock`.
+      carry: the agent's memory where each group began it.
+      end_carry: likewise, where it ended it.
+    """
+
+    def __init__(self, compiled: Compiled):
+        self.rows: Rows = compiled.blank()
+        self.lock = threading.Lock()
+        self.carry: list[PyTree] = [None] * compiled.acting.groups
+        self.end_carry: list[PyTree] = [None] * compiled.acting.groups
+
+
+class ActingGroup(Group):
+    """A `Group` that is acted for, rollout after rollout.
+
+    Args:
+      env: of it.
+      number: of it, among the groups whose rollout is one.
+      first_index: global number of the first environment.
+      compiled: functions to act with.
+
+    Attributes:
+      rollout: that it has begun and not ended, if any.
+    """
+
+    def __init__(self, env: HostEnv, number: int, first_index: int, compiled: Compiled):
+        super().__init__(env, first_index, compiled.acting.resets_in_next_step)
+        self.rollout: Rollout | None = None
+        self._number, self._compiled, self._carry = number, compiled, compiled.carry(np.int32(first_index))
+
+    def begin(self, rollout: Rollout, run_key: Key, iteration: int) -> None:
+        """Begin a rollout."""
+        self.rollout, self._time = rollout, 0
+        self._step_keys = self._compiled.step_keys(run_key, np.int32(iteration), np.int32(self.first_index))
+        rollout.carry[self._number] = self._carry
+
+    def act(self, params: PyTree, sums: dict[str, float]) -> None:
+        """Act, and let the environments step."""
+        assert self.rollout is not None
+        began, place = time.perf_counter(), (np.int32(self._time), np.int32(self._number))
+        with self.rollout.lock:
+            self.rollout.rows, self._carry, action = self._compiled.step(
+                self.rollout.rows, params, self._step_keys, *place, self._carry, self.obs, self.first, self.came
+            )
+        self._time += 1
+        self.env.send(np.asarray(action))
+        sums["inference_seconds"] += time.perf_counter() - began
+
+    def wait(self, sums: dict[str, float], tick: Callable[[], None]) -> None:
+        """Wait for the step."""
+        began = time.perf_counter()
+        self.receive(sums)
+        sums["env_seconds"] += time.perf_counter() - began
+        tick()
+
+    def end(self) -> None:
+        """End the rollout."""
+        assert self.rollout is not None
+        with self.rollout.lock:
+            self.rollout.rows = self._compiled.end(self.rollout.rows, np.int32(self._number), self.obs, self.came)
+        self.rollout.end_carry[self._number] = self._carry
+        self.rollout = None
 
 
 class HostPlayer:
-    """Host environments in groups: one steps while another is acted for.
+    """Host environments in groups, a thread for each: one steps while another is acted for.
 
     Args:
       envs: makes them.
       seed: of their randomness.
       first_index: global number of the first.
-      groups: how many batches they form.
       compiled: functions to act with, on some device.
       run_key: of the run.
     """
 
-    def __init__(self, envs: HostEnvs, seed: int, first_index: int, groups: int, compiled: Compiled, run_key: Key):
+    def __init__(self, envs: HostEnvs, seed: int, first_index: int, compiled: Compiled, run_key: Key):
         self._compiled, self._run_key = compiled, run_key
-        self._groups: list[Group] = []
-        size = compiled.acting.num_envs
+        self._groups: list[ActingGroup] = []
+        self._begun: Rollout | None = None
+        size = compiled.acting.group_size
         try:
-            for i in range(groups):
-                index = first_index + i * size
-                env, carry = envs.make(size, seed, index), compiled.carry(np.int32(index))
-                self._groups.append(Group(env, index, carry, compiled.acting.resets_in_next_step))
+            for number in range(compiled.acting.groups):
+                index = first_index + number * size
+                self._groups.append(ActingGroup(envs.make(size, seed, index), number, index, compiled))
         except BaseException:
             self.close()
             raise
 
-    def play(self, params: PyTree, version: int, iteration: int, tick: Callable[[], None]) -> Played:
-        """Play one rollout; see `Player.play`."""
-        sums = dict.fromkeys(SUMS, 0.0)
-        compiled, run = self._compiled, []
-        for group in self._groups:
-            step_keys = compiled.step_keys(self._run_key, np.int32(iteration), np.int32(group.first_index))
-            run.append([compiled.blank(), step_keys, group.carry])
-        for step in range(compiled.acting.length):
-            for group, state in zip(self._groups, run, strict=True):
-                if step:
-                    _receive(group, sums, tick)
-                began = time.perf_counter()
-                rows, step_keys, carry = state
-                rows, carry, action = compiled.step(
-                    rows, params, step_keys, np.int32(step), carry, group.obs, group.first, group.came
-                )
-                state[0], state[2] = rows, carry
-                group.env.send(np.asarray(action))
-                sums["inference_seconds"] += time.perf_counter() - began
-        trajectories = []
-        for group, (rows, _, carry) in zip(self._groups, run, strict=True):
-            _receive(group, sums, tick)
-            trajectories.append(compiled.finish(rows, group.came, group.obs, group.carry, carry, np.int32(version)))
-            group.carry = carry
-        return Played(trajectories, sums)
+    def play(
+        self,
+        params: PyTree,
+        version: int,
+        iteration: int,
+        tick: Callable[[], None],
+        following: Following = nothing_yet,
+    ) -> Played:
+        """Play one rollout; see `Player.play`. No group waits for the last steps of the others to go on, if it may."""
+        rollout, self._begun = self._begun or Rollout(self._compiled), None
+        ask = functools.cache(following)  # Once, for all groups.
+
+        def play(group: ActingGroup, tick: Callable[[], None]) -> dict[str, float]:
+            sums = dict.fromkeys(SUMS, 0.0)
+            if group.rollout is None:
+                group.begin(rollout, self._run_key, iteration)
+                group.act(params, sums)
+            for _ in range(1, self._compiled.acting.length):
+                group.wait(sums, tick)
+                group.act(params, sums)
+            group.wait(sums, tick)
+            group.end()
+            with rollout.lock:
+                ahead = ask()
+                if ahead is not None and self._begun is None:
+                    self._begun = Rollout(self._compiled)
+            if self._begun is not None:
+                group.begin(self._begun, self._run_key, iteration + 1)
+                group.act(ahead, sums)
+            return sums
+
+        all_sums = together([functools.partial(play, group) for group in self._groups], tick)
+        trajectory = self._compiled.finish(rollout.rows, rollout.carry, rollout.end_carry, np.int32(version))
+        sums = {name: sum(each[name] for each in all_sums) for name in SUMS}
+        # Those of a thread: all groups take theirs at the same time.
+        seconds = {name: sums[name] / len(all_sums) for name in ("env_seconds", "inference_seconds")}
+        return Played(trajectory, sums | seconds)
 
     def close(self) -> None:
         """Release the environments."""
         for group in self._groups:
             group.env.close()
-
-
-def _receive(group: Group, sums: dict[str, float], tick: Callable[[], None]) -> None:
-    began = time.perf_counter()
-    group.receive(sums)
-    sums["env_seconds"] += time.perf_counter() - began
-    tick()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -375,7 +495,14 @@ class FusedPlayer:
         self._compiled, self._run_key = compiled, run_key
         self._state = compiled.begin(jax.random.key(seed), np.int32(first_index))
 
-    def play(self, params: PyTree, version: int, iteration: int, tick: Callable[[], None]) -> Played:
+    def play(
+        self,
+        params: PyTree,
+        version: int,
+        iteration: int,
+        tick: Callable[[], None],
+        following: Following = nothing_yet,
+    ) -> Played:
         """Play one rollout; see `Player.play`. What acting takes is part of `env_seconds`: all is one program."""
         began = time.perf_counter()
         self._state, trajectory, counts = self._compiled.play(
@@ -384,7 +511,7 @@ class FusedPlayer:
         sums = dict.fromkeys(SUMS, 0.0) | {name: float(x) for name, x in jax.device_get(counts).items()}
         sums["env_seconds"] = time.perf_counter() - began
         tick()
-        return Played([jax.block_until_ready(trajectory)], sums)
+        return Played(jax.block_until_ready(trajectory), sums)
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""

@@ -43,16 +43,16 @@ def turn(lock: threading.Lock, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 class Piece(NamedTuple):
-    """What one actor hands over: trajectories [T, E, ...] of its groups of environments, and their story.
+    """What one actor hands over: a rollout [T, E, ...], and its story.
 
     Attributes:
-      trajectories: on the actor's device, in the order of the environments.
+      trajectory: on the actor's device; None where only the story has come.
       version: updates behind the parameters that acted.
       sums: counts and seconds, to be added up.
       most: numbers of which the largest counts.
     """
 
-    trajectories: list[Trajectory]
+    trajectory: Trajectory | None
     version: int
     sums: dict[str, float]
     most: dict[str, float] = {}
@@ -129,9 +129,11 @@ class Watched(abc.ABC):
             self._thread.join(seconds)
 
     def where(self) -> str:
-        """Return the lines that it is at now."""
-        frame = sys._current_frames().get(self._thread.ident or 0)
-        return "".join(traceback.format_stack(frame)) if frame else ""
+        """Return the lines that it, and those it waits for (`together`), are at now."""
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        stacks = {names.get(number, ""): frame for number, frame in sys._current_frames().items()}
+        mine = [name for name in sorted(stacks) if name == self.name or name.startswith(f"{self.name}-")]
+        return "".join(line for name in mine for line in (f"{name}:\n", *traceback.format_stack(stacks[name])))
 
 
 class Watch:
@@ -281,32 +283,39 @@ class Actor(Persistent):
         self._make_player, self._start, self._slot = make_player, start, slot
         self._lockstep, self._refresh_every = lockstep, refresh_every
         self._params: tuple[PyTree, int] | None = None
+        self._refreshed = -1
         self._idle_seconds = 0.0
 
     def _play(self) -> None:
-        player = self._make_player(self.failures)
+        player, self._refreshed = self._make_player(self.failures), -1
         try:
             while True:
                 began = time.perf_counter()
-                params, version = self._newest()
+                params, version = self._params_of(self.iteration)
                 idle = self._idle_seconds + time.perf_counter() - began
-                trajectories, sums = player.play(params, version, self.iteration, self._tick)
+                trajectory, sums = player.play(params, version, self.iteration, self._tick, self._following)
                 sums["actor_idle_seconds"] = idle
                 if self._restarts is not None:
                     sums["dropped_rollouts"] = self.lost
-                self._hand_over(Piece(trajectories, version, sums))
+                self._hand_over(Piece(trajectory, version, sums))
                 self._handed_over()
         finally:
             player.close()
 
-    def _newest(self) -> tuple[PyTree, int]:
-        """Return parameters and their version: new ones every `refresh_every` rollouts.
+    def _params_of(self, iteration: int) -> tuple[PyTree, int]:
+        """Return parameters and their version: new ones every `refresh_every` rollouts, once for a rollout.
 
         The first rollout takes whatever there is; in lockstep every other one waits for the update before it.
         """
-        if self._params is None or (self.iteration - self._start) % self._refresh_every == 0:
-            self._params = self._slot.get(self.iteration if self._lockstep else 0, self._stop_event)
+        due = (iteration - self._start) % self._refresh_every == 0 and iteration != self._refreshed
+        if self._params is None or due:
+            self._params = self._slot.get(iteration if self._lockstep else 0, self._stop_event)
+            self._refreshed = iteration
         return self._params
+
+    def _following(self) -> PyTree | None:
+        """Return the parameters of the next rollout; None where it must wait, for an update or for the learner."""
+        return None if self._lockstep or self.pieces.full() else self._params_of(self.iteration + 1)[0]
 
     def _hand_over(self, piece: Piece) -> None:
         """Wait for a place in the queue. What it waited is counted with the next rollout: this one may be gone."""

@@ -220,7 +220,7 @@ class CentralInferenceProgram(LearnerProgram):
             piece, late = fresh(partial(take, ring.finished, watches), number, self._placement.max_lag, ring.release)
             dropped += late
             # A copy: the place in the ring is written again.
-            trajectory = jax.block_until_ready(jax.device_put(piece.trajectories[0], device, may_alias=False))
+            trajectory = jax.block_until_ready(jax.device_put(piece.trajectory, device, may_alias=False))
             ring.release()
             served = server.story()
             each = self._placement.envs_per_worker
@@ -229,7 +229,7 @@ class CentralInferenceProgram(LearnerProgram):
                 "inference_batch_mean": each * served.requests / max(served.batches, 1),
             }
             sums = {"server_seconds": served.seconds}
-            pieces.append(Piece([trajectory], piece.version, piece.sums | sums, piece.most | most))
+            pieces.append(Piece(trajectory, piece.version, piece.sums | sums, piece.most | most))
         return pieces, dropped
 
     def explain(self) -> Explanation:

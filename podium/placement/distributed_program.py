@@ -88,7 +88,7 @@ class DistributedActorsProgram(LearnerProgram):
         functions = self._functions[worker % len(self._functions)]
         if isinstance(functions, CompiledFused):
             return FusedPlayer(functions, seed, index, run_key)
-        return HostPlayer(self.env, seed, index, 1, functions, run_key)
+        return HostPlayer(self.env, seed, index, functions, run_key)
 
     def _take(self, number: int) -> tuple[list[Piece], int]:
         """Take a piece of every worker, or as many as there are workers of whoever has one."""

@@ -11,7 +11,17 @@ import jax
 from podium.agent import Agent
 from podium.env import Env
 from podium.host import HostEnvs
-from podium.placement.acting import Acting, Compiled, CompiledFused, Fused, FusedPlayer, HostPlayer, Played
+from podium.placement.acting import (
+    Acting,
+    Compiled,
+    CompiledFused,
+    Following,
+    Fused,
+    FusedPlayer,
+    HostPlayer,
+    Played,
+    nothing_yet,
+)
 from podium.placement.engine import Engine, Handle, within
 from podium.types import Key, PyTree
 
@@ -46,7 +56,7 @@ class PlayerFragment:
         if isinstance(self.env, HostEnvs):
             acting = Acting(self.agent, spec, self.num_envs, self.length, self.env.resets_in_next_step)
             compiled = Compiled(acting, params, device)
-            return _There(HostPlayer(self.env, self.seed, self.first_index, 1, compiled, run_key))
+            return _There(HostPlayer(self.env, self.seed, self.first_index, compiled, run_key))
         fused = Fused(self.agent, self.env, self.num_envs, self.length)
         return _There(FusedPlayer(CompiledFused(fused, params, device), self.seed, self.first_index, run_key))
 
@@ -81,7 +91,14 @@ class PlayerElsewhere:
         self._handle: Handle = engine.place(name, fragment)
         self._timeout, self._stands, self._sent = timeout, False, -1
 
-    def play(self, params: PyTree, version: int, iteration: int, tick: Callable[[], None]) -> Played:
+    def play(
+        self,
+        params: PyTree,
+        version: int,
+        iteration: int,
+        tick: Callable[[], None],
+        following: Following = nothing_yet,
+    ) -> Played:
         """Play one rollout; see `Player.play`.
 
         Raises:

@@ -143,11 +143,11 @@ class HostFragment(Fragment):
             player.close()
             raise
         self._player = player
-        return played.trajectories[0], {name: jnp.float32(count) for name, count in played.sums.items()}
+        return played.trajectory, {name: jnp.float32(count) for name, count in played.sums.items()}
 
     def _make_player(self) -> HostPlayer:
         cut, seed = self._compiled.cut, seed_after(self._seed, self._failures)
-        return HostPlayer(cut.env, seed, int(self._worker) * cut.sizes.num_envs, 1, self._acting, self._run_key)
+        return HostPlayer(cut.env, seed, int(self._worker) * cut.sizes.num_envs, self._acting, self._run_key)
 
     def close(self) -> None:
         """Release the environments."""

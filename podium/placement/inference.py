@@ -21,7 +21,7 @@ import numpy as np
 from podium import keys
 from podium.agent import Agent, fresh_carry
 from podium.host import HostEnv
-from podium.placement.acting import SUMS, Acting, Group, Rows
+from podium.placement.acting import SUMS, Acting, Group, Rows, trajectory_of
 from podium.placement.actors import POLL_SECONDS, Persistent, Piece, Restarts, Slot, Stopped, Working
 from podium.placement.devices import at, jit
 from podium.placement.table import nbytes
@@ -140,18 +140,12 @@ class Ring:
         total = {name: sum(story[name] for story, _ in stories) for name in sums}
         largest = {name: max(story[name] for _, story in stories) for name in most}
         version, self.versions[place] = int(self.versions[place]), np.iinfo(np.int32).max
-        self.finished.put(Piece([self._trajectory(place, version)], version, total, largest))
+        self.finished.put(Piece(self._trajectory(place, version), version, total, largest))
 
     def _trajectory(self, place: int, version: int) -> Trajectory:
         """Return views of the rollout in this place, as it travels."""
         rows, carry, end_carry = jax.tree.map(lambda x: x[place], self.store)
-        result = rows.result
-        flags = result.terminated, result.truncated
-        number: Any = np.int32(version)
-        return Trajectory(
-            rows.obs, rows.action, result.reward, *flags, result.next_obs, rows.first, rows.extras,
-            carry, end_carry, number, result.valid,
-        )  # fmt: skip
+        return trajectory_of(rows, carry, end_carry, np.int32(version))
 
     def release(self) -> None:
         """Say that the oldest finished rollout has been copied, so that its place is free."""
@@ -204,7 +198,7 @@ class Stepper(Persistent):
         env = self._make_env(self.failures)
         try:
             self._server.forget(self.columns)
-            group = Group(env, self._first_index, (), self._ring.store.rows.result.next_obs is None)
+            group = Group(env, self._first_index, self._ring.store.rows.result.next_obs is None)
             while True:
                 self._play_one(group)
                 self._handed_over()

@@ -21,7 +21,7 @@ from podium.agent import Agent
 from podium.env import Env
 from podium.networks import batch_groups
 from podium.placement import program
-from podium.placement.acting import Acting, Fused, complete
+from podium.placement.acting import Acting, Fused, complete, trajectory_of
 from podium.placement.actors import STOP_SECONDS, Piece, Slot, Watch, Watched, end_threads
 from podium.placement.devices import keep_freed_memory
 from podium.placement.program import RunState, Sizes
@@ -40,7 +40,7 @@ class LearnerProgram(abc.ABC):
       env: of the players.
       sizes: of the whole.
       shapes: of rollouts as they travel.
-      part: environments of one trajectory of a piece.
+      part: environments of a piece.
       learner_devices: of all processes.
       actor_devices: of this process; parameters go to each of them.
       timeout: seconds without progress after which a thread counts as hung.
@@ -216,7 +216,7 @@ class LearnerProgram(abc.ABC):
 
     def _assemble(self, pieces: list[Piece], oldest: int) -> Trajectory:
         """Join the trajectories, in the order of their environments, into one batch on the learners' mesh."""
-        parts = [trajectory for piece in pieces for trajectory in piece.trajectories]
+        parts = [piece.trajectory for piece in pieces]
         share = self.sizes.num_envs // len(self.devices)
         size, local = self._part, []
         for number, device in enumerate(self._own_devices):
@@ -318,7 +318,7 @@ def _tell(pieces: list[Piece], dropped: int) -> tuple[list[Piece], int]:
         return pieces, dropped
     mine = [(piece.version, piece.sums, piece.most) for piece in pieces]
     told = distributed.gather({"pieces": mine, "dropped": dropped})
-    everywhere = [Piece([], *story) for each in told for story in each["pieces"]]
+    everywhere = [Piece(None, *story) for each in told for story in each["pieces"]]
     return everywhere, sum(each["dropped"] for each in told)
 
 
@@ -377,10 +377,8 @@ def host_shapes(agent: Agent, spec: EnvSpec, resets_in_next_step: bool) -> Shape
 
         def blank() -> Trajectory:
             params = agent.actor(agent.init(jax.random.key(0), spec))
-            rows, carry = acting.blank(params), acting.carry(0)
-            came = jax.tree.map(lambda x: x[0], rows.result)
-            obs = jax.tree.map(lambda x: x[0], rows.obs)
-            return acting.finish(rows, came, obs, carry, carry, jnp.zeros((), jnp.int32))
+            carry = acting.carry(0)
+            return trajectory_of(acting.blank(params), carry, carry, jnp.zeros((), jnp.int32))
 
         return jax.eval_shape(blank)
 

@@ -74,7 +74,7 @@ class Inserter(Working):
             pieces, dropped = self._take()
             self._limiter.insert(self._items, self._tick)
             trajectory, ready = self._insert(self._number, pieces, self._tick)
-            stories = [piece._replace(trajectories=[]) for piece in pieces]
+            stories = [piece._replace(trajectory=None) for piece in pieces]
             self.inserted.append(Inserted(trajectory, stories, dropped))
             self._number += 1
             if ready:
@@ -172,7 +172,7 @@ class ReplayApartProgram(DistributedActorsProgram):
         self, run_key: Key, number: int, pieces: list[Piece], waiting: Callable[[], None]
     ) -> tuple[Trajectory, bool]:
         device = self._planning_device
-        trajectory = join([jax.device_put(part, device) for piece in pieces for part in piece.trajectories])
+        trajectory = join([jax.device_put(piece.trajectory, device) for piece in pieces])
         plan_key = jax.random.split(keys.iteration(run_key, jnp.int32(number)).learn)[0]
         data = self._compiled_plan(*jax.device_put((plan_key, self._newest), device), trajectory)
         return trajectory, self._store.add(data, waiting)
@@ -198,7 +198,7 @@ class ReplayApartProgram(DistributedActorsProgram):
         self._publish(self._publish_first(agent), number + 1)
         wall, dropped = time.perf_counter() - began, sum(batch.dropped for batch in seen)
         pieces = [piece for batch in seen for piece in batch.pieces]
-        story = account(pieces or [Piece([], number, _NOTHING)], number, wall, waited, dropped)
+        story = account(pieces or [Piece(None, number, _NOTHING)], number, wall, waited, dropped)
         if not pieces:
             story |= dict.fromkeys(("policy_lag_mean", "policy_lag_max", "actor_idle"), np.float32(np.nan))
         row = {

@@ -43,7 +43,8 @@ class Sebulba:
       learner_devices: likewise.
       actor_threads: threads of each actor device, each with environments of its own.
       envs_per_thread: environments of a thread; None divides `num_envs` among the threads.
-      groups: batches that a thread's environments form: one steps while another is acted for.
+      groups: batches that a thread's environments form, each with a thread of its own while a rollout lasts: one steps
+        while another is acted for. One begins the next rollout while others end theirs, if that need not wait.
       queue_depth: rollouts of a thread that may wait for the learner.
       max_lag: a rollout whose parameters are more than so many updates old is dropped; None keeps all.
       lockstep: each rollout waits for the parameters of the update before it, as if fused.
@@ -89,7 +90,7 @@ class Sebulba:
         shapes = host_shapes(agent, envs.spec, envs.resets_in_next_step)
         lanes = choose_lanes(agent, envs.spec, shapes, num_envs, rollout_length, len(learners), num_lanes)
         sizes = Sizes(num_envs, rollout_length, 1, lanes)
-        return SebulbaProgram(self, agent, envs, sizes, actors, learners, per_thread // groups, groups)
+        return SebulbaProgram(self, agent, envs, sizes, actors, learners, per_thread, groups)
 
     def devices(self) -> tuple[list[jax.Device], list[jax.Device]]:
         """Return the devices that act, of this process, and those that learn, of all processes."""
@@ -169,14 +170,15 @@ class SebulbaProgram(LearnerProgram):
         sizes: Sizes,
         actor_devices: list[jax.Device],
         learner_devices: list[jax.Device],
-        group_size: int,
+        per_thread: int,
         groups: int,
     ):
         shapes = host_shapes(agent, envs.spec, envs.resets_in_next_step)
         timeout = placement.actor_timeout
-        super().__init__(agent, envs, sizes, shapes, group_size, learner_devices, actor_devices, timeout)
-        self._placement, self._groups = placement, groups
-        self._acting = Acting(agent, envs.spec, group_size, sizes.rollout_length, envs.resets_in_next_step)
+        super().__init__(agent, envs, sizes, shapes, per_thread, learner_devices, actor_devices, timeout)
+        self._placement = placement
+        rollouts = per_thread, sizes.rollout_length
+        self._acting = Acting(agent, envs.spec, *rollouts, envs.resets_in_next_step, groups)
 
     def _compile_players(self, params: PyTree) -> None:
         self._acting_on = [Compiled(self._acting, params, device) for device in self._actor_devices]
@@ -187,9 +189,8 @@ class SebulbaProgram(LearnerProgram):
         for compiled, slot in zip(self._acting_on, self._slots, strict=True):
             for _ in range(placement.actor_threads):
                 number = len(self._actors)
-                size = compiled.acting.num_envs * self._groups
-                index = distributed.process_id() * self._own_envs + number * size
-                player = partial(HostPlayer, self.env, seed, index, self._groups, compiled, run_key)
+                index = distributed.process_id() * self._own_envs + number * compiled.acting.num_envs
+                player = partial(HostPlayer, self.env, seed, index, compiled, run_key)
                 pieces: queue.Queue[Piece] = queue.Queue(placement.queue_depth)
                 make_player = lambda failures, player=player: player()  # noqa: E731
                 self._actors.append(Actor(number, make_player, start, slot, pieces, self._stop, placement.lockstep))

@@ -30,7 +30,7 @@ from podium.host import HostEnv, HostEnvs, on_host
 from podium.learn import Learned
 from podium.networks import batch_groups
 from podium.placement import program
-from podium.placement.acting import Acting, Compiled, complete
+from podium.placement.acting import Acting, Compiled, complete, trajectory_of
 from podium.placement.cut import cut as make_cut
 from podium.placement.evolution import EvolutionProgram
 from podium.placement.fused import trajectory_specs
@@ -305,9 +305,8 @@ class Bench:
         return self.host.resets_in_next_step
 
     def _rows(self, acting: Acting) -> Trajectory:
-        rows, carry = acting.blank(self._params()), acting.carry(0)
-        came, obs = (jax.tree.map(lambda x: x[0], tree) for tree in (rows.result, rows.obs))
-        return acting.finish(rows, came, obs, carry, carry, jnp.zeros((), jnp.int32))
+        carry = acting.carry(0)
+        return trajectory_of(acting.blank(self._params()), carry, carry, jnp.zeros((), jnp.int32))
 
     # Gradients that a server applies.
 
@@ -381,9 +380,12 @@ class Bench:
             step_keys = compiled.step_keys(self._key, np.int32(0), np.int32(0))
             rows = compiled.blank()
             for step in range(self.length):
-                rows, carry, action = compiled.step(rows, params, step_keys, np.int32(step), carry, obs, first, came)
+                rows, carry, action = compiled.step(
+                    rows, params, step_keys, np.int32(step), np.int32(0), carry, obs, first, came
+                )
                 np.asarray(action)
-            jax.block_until_ready(compiled.finish(rows, came, obs, start, carry, np.int32(0)))
+            rows = compiled.end(rows, np.int32(0), obs, came)
+            jax.block_until_ready(compiled.finish(rows, [start], [carry], np.int32(0)))
 
         name = f"{self.length} steps of inference for {num_envs} environments on the host"
         return self._clock_together(name, [once] * threads).times(1 / self.length)

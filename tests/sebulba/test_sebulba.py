@@ -8,6 +8,7 @@ import re
 import threading
 import time
 import types
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ import podium
 from podium.agent import ActOutput, Agent
 from podium.agents import a2c, apex, dqn, impala, ppo
 from podium.host import HostEnv, HostEnvs, on_host
-from podium.placement.acting import Compiled
+from podium.placement.acting import Acting, Compiled, HostPlayer
 from podium.placement.actors import ActorError, Slot
 
 NUM_ENVS = 8
@@ -89,7 +90,7 @@ def test_the_bytes_explained_are_those_that_move(monkeypatch: pytest.MonkeyPatch
 
     def counting(self: Compiled, *arguments: Any) -> None:
         make(self, *arguments)
-        step, finish = self.step, self.finish
+        step, end = self.step, self.end
         on_host = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree) if isinstance(x, np.ndarray))  # noqa: E731
 
         def counted_step(*arguments: Any) -> Any:
@@ -98,11 +99,11 @@ def test_the_bytes_explained_are_those_that_move(monkeypatch: pytest.MonkeyPatch
             down.append(output[2].nbytes)
             return output
 
-        def counted_finish(*arguments: Any) -> Any:
-            up["finish"] = on_host(arguments)
-            return finish(*arguments)
+        def counted_end(*arguments: Any) -> Any:
+            up["end"] = on_host(arguments)
+            return end(*arguments)
 
-        self.step, self.finish = counted_step, counted_finish
+        self.step, self.end = counted_step, counted_end
 
     monkeypatch.setattr(Compiled, "__init__", counting)
     monkeypatch.setattr(Slot, "put", lambda self, params, version, put=Slot.put: (
@@ -117,7 +118,7 @@ def test_the_bytes_explained_are_those_that_move(monkeypatch: pytest.MonkeyPatch
         program.close()
     batches = 4  # Two actors, two groups each.
     assert program.bytes_per_update() == {
-        "observations": batches * (length * up["step"] + up["finish"]),
+        "observations": batches * (length * up["step"] + up["end"]),
         "actions": batches * length * down[0],
         # Half stay. A row: obs and next_obs (100 floats each), reward, 3 flags, action, log-probability, value.
         "trajectories": 4 * length * (2 * 400 + 4 + 3 + 4 + 4 + 4),
@@ -238,6 +239,40 @@ def test_staleness_is_bounded_and_late_rollouts_are_dropped() -> None:
     assert (metrics["dropped_batches"] == 0).all()
     _, metrics = run(podium.Sebulba(queue_depth=3, max_lag=1), agent, length, 12)
     assert metrics["policy_lag_max"].max() <= 1
+
+
+@pytest.mark.parametrize("name", ["ppo", "impala lstm"])
+def test_rollouts_that_begin_while_the_one_before_ends_are_the_same(name: str) -> None:
+    """Parameters, keys and memory are those of a rollout that waits for the end of the one before."""
+    agent, length, _ = AGENTS[name]
+    envs = on_host(podium.envs.make("podium/Catch"))
+    params = [agent.actor(agent.init(jax.random.key(seed), envs.spec)) for seed in range(4)]
+    compiled = Compiled(
+        Acting(agent, envs.spec, 6, length, envs.resets_in_next_step, groups=3), params[0], jax.devices()[0]
+    )
+
+    def play(ahead: bool) -> list[Any]:
+        player, steps, asked = HostPlayer(envs, 0, 0, compiled, jax.random.key(7)), [], []
+        rollouts = []
+
+        def following(number: int) -> Any:
+            asked.append(number)
+            return params[number + 1]
+
+        for number in range(3):
+            more = {"following": partial(following, number)} if ahead else {}
+            rollouts.append(player.play(params[number], number, number, lambda: steps.append(0), **more))
+        assert asked == ([0, 1, 2] if ahead else [])
+        assert len(steps) == 3 * 3 * length
+        player.close()
+        return rollouts
+
+    waiting, going_on = play(False), play(True)
+    for one, other in zip(waiting, going_on, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one.trajectory, other.trajectory)
+        counts = [name for name in one.sums if not name.endswith("seconds")]
+        assert [one.sums[name] for name in counts] == [other.sums[name] for name in counts]
+    assert len({np.asarray(played.trajectory.obs).tobytes() for played in waiting}) == 3
 
 
 def test_queues_never_grow_beyond_their_depth() -> None:
