@@ -88,11 +88,11 @@ def _sebulba(bench: Bench, placement: Sebulba, program: Any) -> Made:
     per_thread = bench.num_envs // threads
     groups = min(placement.groups, per_thread)
     size = per_thread // groups
-    inference = bench.acting(size, actors[0], placement.actor_threads)
-    acting = act_on_host(bench.length, groups, inference, bench.stepping(size, groups, threads))
+    inference = bench.acting(size, actors[0], placement.actor_threads * groups)
+    acting = act_on_host(bench.length, inference, bench.stepping(size, threads * groups))
     moving = bench.transfer(bench.num_envs, actors[0], tuple(learners))
     learning = Stage("transfer", moving), bench.update(bench.num_envs, tuple(learners))
-    lines = [Line("acting", acting, threads), Line("learning", learning)]
+    lines = [Line("acting", acting, threads * groups), Line("learning", learning)]
     if set(actors) & set(learners) and actors[0].platform != "cpu":
         # An accelerator does one thing at a time; on a CPU the cores say what goes on at once.
         busy = max(0.0, inference.seconds - bench.dispatch().seconds) * groups * placement.actor_threads * bench.length
@@ -111,7 +111,7 @@ def _central_inference(bench: Bench, placement: CentralInference, program: Any) 
     """A thread steps and waits for the server, which acts for all of a device at once."""
     devices = tuple(program.devices)
     threads = bench.num_envs // placement.envs_per_worker
-    stepping = bench.stepping(placement.envs_per_worker, 1, threads).cycle.times(bench.length)
+    stepping = bench.stepping(placement.envs_per_worker, threads).cycle.times(bench.length)
     inference = bench.acting(bench.num_envs // len(devices), devices[0], len(devices)).times(bench.length)
     # What the server does is in the lines of threads, who wait for it, and beside them in its own.
     own = Stage("environment", stepping), Stage("inference", Cost(inference.seconds, 0.0))
@@ -140,8 +140,8 @@ def _distributed_actors(bench: Bench, placement: DistributedActors, program: Any
     share = bench.num_envs // placement.workers
     if bench.env is None:
         inference = bench.acting(share, acting[0], placement.workers)
-        turn = bench.stepping(share, 1, placement.workers)
-        stages: tuple[Stage, ...] = act_on_host(bench.length, 1, inference, turn)
+        turn = bench.stepping(share, placement.workers)
+        stages: tuple[Stage, ...] = act_on_host(bench.length, inference, turn)
     else:
         stages = bench.rollout(share, (acting[0],))
     moving = bench.transfer(bench.num_envs, acting[0], tuple(learners))

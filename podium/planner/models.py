@@ -85,42 +85,35 @@ def predict(lines: Sequence[Line], cores: float) -> Prediction:
 
 
 class Turn(NamedTuple):
-    """How a thread's batches of host environments step.
+    """How batches of host environments step, each in a thread of its own.
 
     Attributes:
-      cycle: a step of all its batches, each sent off again as soon as it has come.
-      latency: from sending one batch to having it.
-      blocking: what of that the thread spends itself, and can do nothing else meanwhile.
+      cycle: a step of one batch, while all others step likewise.
+      latency: in seconds, of one batch alone.
     """
 
     cycle: Cost
     latency: float
-    blocking: float
 
 
-def act_on_host(steps: int, groups: int, inference: Cost, turn: Turn) -> tuple[Stage, Stage]:
-    """Return what a thread spends on environments and inference in a rollout.
+def act_on_host(steps: int, inference: Cost, turn: Turn) -> tuple[Stage, Stage]:
+    """Return what the thread of a batch spends on environments and inference in a rollout.
 
-    With one group each step waits for the other. With several, one steps while another is acted for, so that a step of
-    all takes max(groups * (inference + blocking), cycle, latency + inference).
+    A step waits for inference and inference for the step. Other batches step meanwhile: where their simulator is full,
+    its cycle bounds all of them.
 
     Args:
       steps: of a rollout.
-      groups: batches that the thread's environments form.
-      inference: of one batch, one step.
-      turn: of its environments.
+      inference: of one step.
+      turn: of the environments.
 
     Returns:
       "environment", which is all that inference leaves over, and "inference".
     """
-    thinking = groups * inference.seconds
-    if groups == 1:
-        step = turn.latency + inference.seconds
-    else:
-        step = max(thinking + groups * turn.blocking, turn.cycle.seconds, turn.latency + inference.seconds)
+    step = max(turn.latency + inference.seconds, turn.cycle.seconds)
     return (
-        Stage("environment", Cost(steps * (step - thinking), steps * turn.cycle.cores)),
-        Stage("inference", inference.times(steps * groups)),
+        Stage("environment", Cost(steps * (step - inference.seconds), steps * turn.cycle.cores)),
+        Stage("inference", inference.times(steps)),
     )
 
 

@@ -351,8 +351,8 @@ class Bench:
         server = Cost(*(a * steps + b for a, b in zip(applying, observing, strict=True)))
         own: tuple[Stage, ...]
         if self.env is None:
-            acting, turn = self.acting(num_envs, device, workers), self.stepping(num_envs, 1, workers)
-            own = *act_on_host(self.length, 1, acting, turn), Stage("planning", playing)
+            acting, turn = self.acting(num_envs, device, workers), self.stepping(num_envs, workers)
+            own = *act_on_host(self.length, acting, turn), Stage("planning", playing)
         else:
             # In the proportion that they have in the whole batch, to compile no more than that takes.
             own = split(("environment", "inference"), playing, self._parts(self.num_envs, (device,)))
@@ -395,26 +395,10 @@ class Bench:
         rows = Acting(self.agent, self.spec, num_envs, 1, self._next_step).blank(self._params())
         return jax.tree.map(lambda x: np.asarray(x[0]), (rows.obs, rows.first, rows.result))
 
-    @functools.cache  # noqa: B019
-    def stepping(self, num_envs: int, groups: int, threads: int) -> Turn:
-        """Return how `groups` batches of `num_envs` in each of `threads` step under random actions, all at once."""
-        env = self._make(num_envs, 0)
-        try:
-            env.reset()
-            action = self._actions(num_envs)
-
-            def step() -> None:
-                env.send(action)
-                env.recv()
-
-            latency = self._clock(f"a step of {num_envs} environments on the host", step)
-            blocking = _blocking(env, action, latency.seconds)
-        finally:
-            env.close()
-        cycle = latency
-        if groups * threads > 1:
-            cycle = self._cycle(num_envs, groups, threads)
-        return Turn(cycle, latency.seconds, blocking)
+    def stepping(self, num_envs: int, batches: int) -> Turn:
+        """Return how so many batches of `num_envs` step under random actions, each in a thread of its own."""
+        alone = self._cycle(num_envs, 1)
+        return Turn(self._cycle(num_envs, batches) if batches > 1 else alone, alone.seconds)
 
     def _make(self, num_envs: int, first: int) -> HostEnv:
         return self.host.make(num_envs, self._seed, first)
@@ -422,24 +406,23 @@ class Bench:
     def _actions(self, num_envs: int) -> np.ndarray:
         return np.asarray(jax.vmap(self.spec.action.sample)(jax.random.split(self._key, num_envs)))
 
-    def _cycle(self, num_envs: int, groups: int, threads: int) -> Cost:
-        """Return what a step of all batches of a thread costs while all threads step theirs."""
+    @functools.cache  # noqa: B019
+    def _cycle(self, num_envs: int, batches: int) -> Cost:
+        """Return what a step of one batch costs while all step theirs."""
         action = self._actions(num_envs)
-        envs = [[self._make(num_envs, (i * groups + j) * num_envs) for j in range(groups)] for i in range(threads)]
+        envs = [self._make(num_envs, i * num_envs) for i in range(batches)]
 
-        def step(own: list[HostEnv]) -> None:
-            for env in own:
-                env.recv()
-                env.send(action)
+        def step(env: HostEnv) -> None:
+            env.send(action)
+            env.recv()
 
         try:
-            for env in (env for own in envs for env in own):
+            for env in envs:
                 env.reset()
-                env.send(action)
-            name = f"a step of {groups} x {num_envs} environments of a thread"
-            return self._clock_together(name, [functools.partial(step, own) for own in envs])
+            name = f"a step of {num_envs} environments on the host"
+            return self._clock_together(name, [functools.partial(step, env) for env in envs])
         finally:
-            for env in (env for own in envs for env in own):
+            for env in envs:
                 env.close()
 
     @functools.cache  # noqa: B019
@@ -488,20 +471,6 @@ class Bench:
         scale = members / small.sizes.num_envs
         cost = self._clock(f"a generation of {small.sizes.num_envs} members", once).times(scale)
         return (Stage("episodes", cost),), statistics.median(played) * scale
-
-
-def _blocking(env: HostEnv, action: np.ndarray, latency: float) -> float:
-    """Return what a step takes of the thread that waits for it, where that had other things to do meanwhile."""
-    spent = []
-    for _ in range(5):
-        began = time.perf_counter()
-        env.send(action)
-        sent = time.perf_counter()
-        time.sleep(1.5 * latency)
-        woken = time.perf_counter()
-        env.recv()
-        spent.append(sent - began + time.perf_counter() - woken)
-    return min(latency, statistics.median(spent))
 
 
 def _mesh(devices: tuple[jax.Device, ...]) -> Mesh:

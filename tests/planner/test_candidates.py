@@ -35,8 +35,8 @@ class Bench:
     def acting(self, num_envs: int, device: Any, threads: int) -> Cost:
         return Cost(0.1, 0.05)
 
-    def stepping(self, num_envs: int, groups: int, threads: int) -> Turn:
-        return Turn(Cost(0.4, 0.0), 0.4, 0.0)
+    def stepping(self, num_envs: int, batches: int) -> Turn:
+        return Turn(Cost(0.4, 0.0), 0.4)
 
     def transfer(self, num_envs: int, source: Any, devices: Any) -> Cost:
         return Cost(0.5, 0.5)
@@ -73,8 +73,8 @@ def test_workers_of_local_sgd_go_on_side_by_side() -> None:
 def test_sebulba_takes_as_long_as_its_slower_side() -> None:
     device = jax.devices()[:1]
     placement = podium.Sebulba(device, device)
-    # Acting: 10 steps of max(2 * 0.1, 0.4, 0.4 + 0.1). Learning: 0.5 + 4. Cores: 10 * 2 * 0.05 + 4.5.
-    assert predicted("Sebulba", placement, 2)[0] == Prediction(5.0, "environment", 0.6, "acting")
+    # Each of two groups acts: 10 steps of 0.4 + 0.1. Learning: 0.5 + 4. Cores: 2 * 10 * 0.05 + 4.5.
+    assert predicted("Sebulba", placement, 2)[0] == Prediction(5.0, "environment", 0.8, "acting")
     assert predicted("Sebulba", placement, 1)[0] == Prediction(5.5, "update", 4 / 5.5, "cores")
 
 

@@ -57,25 +57,21 @@ def test_work_on_many_cores_counts_once_for_each() -> None:
 
 
 @pytest.mark.parametrize(
-    ("groups", "inference", "turn", "environment", "thinking"),
+    ("inference", "turn", "environment"),
     [
-        # One group: a step is sent, awaited (3), acted for (1).
-        (1, 1.0, Turn(Cost(3.0, 0.0), 3.0, 0.5), 3.0, 1.0),
-        # Two, and the environment slow: one comes back 3 after it was sent, when it was acted for after 1 more.
-        (2, 1.0, Turn(Cost(3.0, 0.0), 3.0, 0.0), 2.0, 2.0),
-        # Two, and inference slow: environments are done meanwhile, but for what they take of the thread.
-        (2, 4.0, Turn(Cost(3.0, 0.0), 3.0, 0.25), 0.5, 8.0),
-        # Two that the thread steps itself: nothing overlaps.
-        (2, 1.0, Turn(Cost(6.0, 6.0), 3.0, 3.0), 6.0, 2.0),
-        # Four whose simulator is full: its cycle bounds them.
-        (4, 1.0, Turn(Cost(10.0, 10.0), 3.0, 0.0), 6.0, 4.0),
+        # A step is sent, awaited (3), acted for (1), whether others do likewise or not.
+        (1.0, Turn(Cost(3.0, 0.0), 3.0), 3.0),
+        # The simulator is full, and what is acted for meanwhile is not waited for.
+        (1.0, Turn(Cost(10.0, 10.0), 3.0), 9.0),
+        # Inference is slow, and the simulator never full.
+        (8.0, Turn(Cost(10.0, 10.0), 3.0), 3.0),
     ],
 )
-def test_acting_on_the_host(groups: int, inference: float, turn: Turn, environment: float, thinking: float) -> None:
+def test_acting_on_the_host(inference: float, turn: Turn, environment: float) -> None:
     steps = 10
-    stages = act_on_host(steps, groups, Cost(inference, inference / 2), turn)
+    stages = act_on_host(steps, Cost(inference, inference / 2), turn)
     assert stages[0] == ("environment", Cost(steps * environment, steps * turn.cycle.cores))
-    assert stages[1] == ("inference", Cost(steps * thinking, steps * thinking / 2))
+    assert stages[1] == ("inference", Cost(steps * inference, steps * inference / 2))
 
 
 def test_a_line_that_kept_cores_busy_shows_that_they_are_there() -> None:
