@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from podium.placement.acting import Player
 from podium.placement.engine import EngineError
+from podium.placement.players import Player
 from podium.types import PyTree, Trajectory
 
 POLL_SECONDS = 0.2

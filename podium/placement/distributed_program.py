@@ -12,12 +12,13 @@ import jax
 from podium.agent import Agent
 from podium.env import Env
 from podium.host import HostEnvs
-from podium.placement.acting import Acting, Compiled, CompiledFused, Fused, FusedPlayer, HostPlayer, Player
+from podium.placement.acting import Acting, Compiled, CompiledFused, Fused
 from podium.placement.actors import Actor, Piece, Restarts, Watched, seed_after, take
 from podium.placement.elsewhere import PlayerElsewhere, PlayerFragment
 from podium.placement.engine import resolve_engine
 from podium.placement.explanation import Explanation
 from podium.placement.learner import LearnerProgram, Shapes, fresh
+from podium.placement.players import FusedPlayer, HostPlayer, Player
 from podium.placement.program import Sizes
 from podium.placement.table import numbers
 from podium.types import Key, PyTree

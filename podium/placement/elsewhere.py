@@ -1,4 +1,4 @@
-"""A player whose environments and policy copy live where an engine puts them; see `acting.Player`."""
+"""A player whose environments and policy copy live where an engine puts them; see `players.Player`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,9 @@ import jax
 from podium.agent import Agent
 from podium.env import Env
 from podium.host import HostEnvs
-from podium.placement.acting import (
-    Acting,
-    Compiled,
-    CompiledFused,
-    Following,
-    Fused,
-    FusedPlayer,
-    HostPlayer,
-    Played,
-    nothing_yet,
-)
+from podium.placement.acting import Acting, Compiled, CompiledFused, Fused
 from podium.placement.engine import Engine, Handle, within
+from podium.placement.players import Following, FusedPlayer, HostPlayer, Played, nothing_yet
 from podium.types import Key, PyTree
 
 

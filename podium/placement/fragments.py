@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium.placement import acting
-from podium.placement.acting import HostPlayer
 from podium.placement.actors import seed_after
 from podium.placement.cut import Cut, HostCut, Played, Shapes, Taken
 from podium.placement.devices import at, jit
+from podium.placement.players import HostPlayer
 from podium.rollout import RolloutState
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 

@@ -21,9 +21,10 @@ import numpy as np
 from podium import keys
 from podium.agent import Agent, fresh_carry
 from podium.host import HostEnv
-from podium.placement.acting import SUMS, Acting, Group, Rows, trajectory_of
+from podium.placement.acting import Acting, Rows, trajectory_of
 from podium.placement.actors import POLL_SECONDS, Persistent, Piece, Restarts, Slot, Stopped, Working
 from podium.placement.devices import at, jit
+from podium.placement.players import SUMS, Group
 from podium.placement.table import nbytes
 from podium.types import Array, EnvSpec, Key, PyTree, Trajectory
 

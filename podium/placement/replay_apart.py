@@ -21,13 +21,14 @@ from podium import keys
 from podium.agent import Plan
 from podium.networks import batch_groups
 from podium.placement import program
-from podium.placement.acting import SUMS, complete
+from podium.placement.acting import complete
 from podium.placement.actors import ActorError, Piece, Watched, Working
 from podium.placement.devices import jit
 from podium.placement.distributed_program import DistributedActorsProgram
 from podium.placement.engine import Engine, resolve_engine
 from podium.placement.learner import account, join
 from podium.placement.limiter import Limiter
+from podium.placement.players import SUMS
 from podium.placement.program import RunState
 from podium.placement.replay_store import SharedStore, StoreFragment
 from podium.placement.table import nbytes

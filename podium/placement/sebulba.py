@@ -20,12 +20,13 @@ from podium.agent import Agent, nearest_multiples
 from podium.env import Env
 from podium.host import HostEnvs, on_host
 from podium.placement import program
-from podium.placement.acting import Acting, Compiled, HostPlayer
+from podium.placement.acting import Acting, Compiled
 from podium.placement.actors import Actor, Piece, take
 from podium.placement.devices import Devices, resolve_apart
 from podium.placement.engine import Engine
 from podium.placement.explanation import Explanation
 from podium.placement.learner import LearnerProgram, choose_lanes, fresh, host_shapes
+from podium.placement.players import HostPlayer
 from podium.placement.program import Sizes
 from podium.placement.ray_envs import place_envs
 from podium.placement.table import Move, Role, device_name, numbers
@@ -118,7 +119,7 @@ class Sebulba:
         amounts: Mapping[str, int | str],
     ) -> Explanation:
         threads = f"{len(actors) * self.actor_threads} thread(s)"
-        roles = [Role("environments", "host CPU", f"{threads}, up to {self.groups} groups in each")]
+        roles = [Role("environments", "host CPU", f"{threads}, up to {self.groups} groups side by side in each")]
         roles += [Role("inference", device_name(x), share) for x, share in zip(actors, acted_for, strict=True)]
         roles += [Role("learning", device_name(x), share) for x, share in zip(learners, learnt_from, strict=True)]
         ways = {

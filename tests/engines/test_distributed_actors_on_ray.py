@@ -16,9 +16,9 @@ import pytest
 import podium
 from podium.agents import a2c
 from podium.host import HostEnvs, on_host
-from podium.placement.acting import Played
 from podium.placement.actors import ActorError
 from podium.placement.elsewhere import PlayerElsewhere
+from podium.placement.players import Played
 
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
 

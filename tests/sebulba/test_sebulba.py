@@ -20,8 +20,9 @@ import podium
 from podium.agent import ActOutput, Agent
 from podium.agents import a2c, apex, dqn, impala, ppo
 from podium.host import HostEnv, HostEnvs, on_host
-from podium.placement.acting import Acting, Compiled, HostPlayer
+from podium.placement.acting import Acting, Compiled
 from podium.placement.actors import ActorError, Slot
+from podium.placement.players import HostPlayer
 
 NUM_ENVS = 8
 SMALL: Any = {"hidden_sizes": (16,), "batch_size": 32, "min_replay_size": 64, "buffer_capacity": 1024}
