@@ -335,7 +335,7 @@ def sebulba(flags: sebulba_rate.SebulbaFlags) -> dict[str, Any]:
 
 def central(flags: central_rate.CentralFlags) -> dict[str, Any]:
     """Measure central inference beside its stages alone; see `central_rate.CentralFlags`."""
-    _check_positive(flags, "num_envs", "rollout_length", "hidden_size", "updates", "repeats")
+    _check_positive(flags, "num_envs", "envs_per_worker", "rollout_length", "hidden_size", "updates", "repeats")
     return {**central_rate.measure(flags), **_circumstances()}
 
 

@@ -22,7 +22,9 @@ class CentralFlags:
     """Time CentralInference with slow environments, in turn with its stages: environments, inference, learning."""
 
     num_envs: int = 64
-    """Environments, a thread each."""
+    """Environments."""
+    envs_per_worker: int = 1
+    """Those of a thread: they step at once, and each step waits for the slowest of them."""
     shortest: float = 0.001
     """Seconds that a step sleeps at least."""
     longest: float = 0.005
@@ -84,6 +86,8 @@ def measure(flags: CentralFlags) -> dict[str, Any]:
     """Measure; see `CentralFlags`. Each turn of the whole stands between two of the environments alone."""
     if not 0 <= flags.shortest <= flags.longest:
         raise ValueError(f"shortest={flags.shortest} must be 0 to longest={flags.longest} seconds.")
+    if flags.num_envs % flags.envs_per_worker:
+        raise ValueError(f"num_envs={flags.num_envs} is not divisible by envs_per_worker={flags.envs_per_worker}.")
     envs = slow_envs(flags.shortest, flags.longest)
     alone, turns = [_environments_alone(envs, flags)], []
     for _ in range(flags.repeats):
@@ -108,7 +112,11 @@ def _turn(envs: HostEnvs, flags: CentralFlags) -> dict[str, float]:
     """Build, warm up, and time updates that follow one another without a pause; then inference alone."""
     agent = impala.make(impala.Config(hidden_sizes=(flags.hidden_size,) * 2))
     placement = CentralInference(
-        devices=1, batch_size=flags.batch_size, max_wait=flags.max_wait, queue_depth=flags.queue_depth
+        flags.envs_per_worker,
+        devices=1,
+        batch_size=flags.batch_size,
+        max_wait=flags.max_wait,
+        queue_depth=flags.queue_depth,
     )
     sizes = {"num_envs": flags.num_envs, "rollout_length": flags.rollout_length}
     program = placement.build(agent, envs, max_updates=flags.updates, **sizes)
@@ -134,20 +142,21 @@ def _turn(envs: HostEnvs, flags: CentralFlags) -> dict[str, float]:
 
 
 def _environments_alone(envs: HostEnvs, flags: CentralFlags) -> float:
-    """Return the steps a second of one thread an environment, under actions that nobody has to think of."""
-    steps = flags.rollout_length * max(1, flags.updates // 4)
-    barrier = threading.Barrier(flags.num_envs + 1)
+    """Return the steps a second of the same threads, under actions that nobody has to think of."""
+    steps, each = flags.rollout_length * max(1, flags.updates // 4), flags.envs_per_worker
+    workers = flags.num_envs // each
+    barrier = threading.Barrier(workers + 1)
 
     def play(number: int) -> None:
-        env = envs.make(1, 0, number)
+        env = envs.make(each, 0, number * each)
         env.reset()
         barrier.wait()
-        action = np.zeros(1, np.int32)
+        action = np.zeros(each, np.int32)
         for _ in range(steps):
             env.send(action)
             env.recv()
 
-    threads = [threading.Thread(target=play, args=(number,)) for number in range(flags.num_envs)]
+    threads = [threading.Thread(target=play, args=(number,)) for number in range(workers)]
     for thread in threads:
         thread.start()
     barrier.wait()

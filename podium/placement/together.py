@@ -16,6 +16,8 @@ class _LeaveOff(Exception):  # Not an error: how the others learn that one has f
 def together(functions: Sequence[Callable[[Callable[[], None]], T]], tick: Callable[[], None]) -> list[T]:
     """Call every function, the first in this thread and the others in threads named after it; return what they return.
 
+    One that hangs is waited for; whoever looks after the calling thread sees that nothing ticks any more.
+
     Args:
       functions: `(tick) -> result`; each calls that `tick` often, which also raises once another one has failed.
       tick: may raise, in whichever thread calls it; that counts as a failure too.
