@@ -11,7 +11,7 @@ from podium.placement.actors import POLL_SECONDS
 
 
 class ReplayTimeout(RuntimeError):
-    """A replay that cannot be sampled, or has no room, for too long; the message says why and for how long."""
+    """A replay that cannot be sampled for too long; the message says why and for how long."""
 
 
 class Limiter:
@@ -27,7 +27,7 @@ class Limiter:
     Args:
       samples_per_insert: above 0.
       tolerance: in samples. With less than half of what one insertion and one batch come to, both could wait for ever.
-      timeout: seconds that either side waits while the other does nothing.
+      timeout: seconds that sampling waits while nothing is inserted.
 
     Raises:
       ValueError: for a number out of range.
@@ -60,46 +60,39 @@ class Limiter:
     def insert(self, items: int, waiting: Callable[[], None]) -> float:
         """Wait until `items` more may be inserted, and count them; returns the seconds waited.
 
+        Whoever learns may do other things for as long as it likes (evaluate, write a checkpoint), so this has no limit
+        of its own.
+
         Args:
           items: to insert.
-          waiting: called every `POLL_SECONDS` meanwhile; may raise.
-
-        Raises:
-          ReplayTimeout: nothing was sampled for as long as `timeout`.
+          waiting: called every `POLL_SECONDS` meanwhile; may raise, as it does when the run is over.
         """
         fits = lambda: not self._open or self.balance + self.samples_per_insert * items <= self.tolerance  # noqa: E731
-        waited = self._wait(fits, lambda: self.sampled, "nothing was sampled, to make room,", waiting)
+        began = time.monotonic()
+        while not self._fit(fits):
+            waiting()
         with self._condition:
             self.inserted += items
             self._condition.notify_all()
-        return waited
+        return time.monotonic() - began
 
     def sample(self, items: int, waiting: Callable[[], None]) -> float:
-        """Wait until `items` more may be sampled, and count them; returns the seconds waited; see `insert`."""
-        fits = lambda: self._open and self.balance - items >= -self.tolerance  # noqa: E731
-        waited = self._wait(fits, lambda: self.inserted, "nothing was inserted, to sample from,", waiting)
-        with self._condition:
-            self.sampled += items
-            self._condition.notify_all()
-        return waited
+        """Wait until `items` more may be sampled, and count them; see `insert`.
 
-    def _wait(
-        self, fits: Callable[[], bool], others: Callable[[], int], words: str, waiting: Callable[[], None]
-    ) -> float:
+        Raises:
+          ReplayTimeout: nothing was inserted for as long as `timeout`.
+        """
+        fits = lambda: self._open and self.balance - items >= -self.tolerance  # noqa: E731
         began = still = time.monotonic()
-        seen, said = others(), False
-        while True:
-            with self._condition:
-                if fits():
-                    return time.monotonic() - began
-                self._condition.wait(POLL_SECONDS)
+        seen, said = self.inserted, False
+        while not self._fit(fits):
             now = time.monotonic()
-            if others() != seen:
-                seen, still = others(), now
+            if self.inserted != seen:
+                seen, still = self.inserted, now
             opened = "is open" if self._open else "holds too little to be sampled"
             story = (
                 f"the replay {opened}, with {self.inserted} items inserted and {self.sampled} sampled; "
-                f"{words} for {now - still:.0f} s"
+                f"nothing was inserted, to sample from, for {now - still:.0f} s"
             )
             if now - still > self._timeout:
                 raise ReplayTimeout(f"{story}, which is as long as is waited.")
@@ -107,3 +100,15 @@ class Limiter:
                 said = True
                 print(f"{story}.", file=sys.stderr, flush=True)
             waiting()
+        with self._condition:
+            self.sampled += items
+            self._condition.notify_all()
+        return time.monotonic() - began
+
+    def _fit(self, fits: Callable[[], bool]) -> bool:
+        """Tell whether it fits; where it does not, wait a little before telling."""
+        with self._condition:
+            if fits():
+                return True
+            self._condition.wait(POLL_SECONDS)
+            return False

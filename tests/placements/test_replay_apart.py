@@ -150,10 +150,34 @@ def test_a_replay_that_cannot_be_sampled_says_so_and_ends(capsys: pytest.Capture
     with pytest.raises(ReplayTimeout, match="holds too little to be sampled, with 3 items inserted .* for 1 s"):
         limiter.sample(5, lambda: None)
     assert "nothing was inserted, to sample from" in capsys.readouterr().err
+
+
+def test_inserting_waits_for_room_until_the_run_ends() -> None:
+    limiter, waited = Limiter(1.0, 10.0, timeout=0.1), []
     limiter.open()
     limiter.insert(10, lambda: None)
-    with pytest.raises(ReplayTimeout, match="nothing was sampled, to make room"):
-        limiter.insert(10, lambda: None)
+
+    def waiting() -> None:
+        waited.append(limiter.inserted)
+        if len(waited) > 3:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        limiter.insert(10, waiting)
+    assert waited == [10] * 4
+
+
+def test_a_learner_may_do_other_things_for_longer_than_workers_may_hang() -> None:
+    """An evaluation, say: inserting waits meanwhile, and is well."""
+    placement = podium.DistributedActors(replay_apart=True, worker_timeout=1.0)
+    program: Any = placement.build(AGENTS["dqn"], make("podium/Catch"), num_envs=8, rollout_length=4, max_updates=20)
+    try:
+        state, _ = program.chunk(program.init(0), 20)
+        time.sleep(2.5)
+        state, metrics = program.chunk(state, 20)
+        assert np.isfinite(metrics["loss"]).any()
+    finally:
+        program.close()
 
 
 @pytest.mark.parametrize("settings", [(0.0, 1.0, 1.0), (1.0, float("nan"), 1.0), (1.0, 1.0, -1.0)])
