@@ -57,7 +57,7 @@ def result_of(timestep: TimeStep, resets_in_next_step: bool) -> Result:
 class Acting:
     """The compiled functions of acting for `num_envs` environments, T = `length` steps a rollout.
 
-    The environments form `groups` of E neighbours, which are acted for one after another; their rollout is one.
+    The environments form `groups` of E neighbours, which are acted for one by one; their rollout is one.
     """
 
     agent: Agent
@@ -92,6 +92,11 @@ class Acting:
         valid = first if self.resets_in_next_step else None
         result = Result(jnp.zeros(lead, jnp.float32), first, first, next_obs, valid)
         return Rows(obs, first, tile(shapes.action), jax.tree.map(tile, shapes.extras), result)
+
+    def blank_trajectory(self, params: PyTree) -> Trajectory:
+        """Return a rollout of zeros as it travels, of environments that are one group."""
+        carry = self.carry(0)
+        return trajectory_of(self.blank(params), carry, carry, jnp.zeros((), jnp.int32))
 
     def bytes_moved(self, params: PyTree, num_envs: int) -> dict[str, int]:
         """Return what goes up to the device and comes down from it in a rollout of so many environments."""

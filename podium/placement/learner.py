@@ -21,7 +21,7 @@ from podium.agent import Agent
 from podium.env import Env
 from podium.networks import batch_groups
 from podium.placement import program
-from podium.placement.acting import Acting, Fused, complete, trajectory_of
+from podium.placement.acting import Acting, Fused, complete
 from podium.placement.actors import STOP_SECONDS, Piece, Slot, Watch, Watched, end_threads
 from podium.placement.devices import keep_freed_memory
 from podium.placement.program import RunState, Sizes
@@ -376,9 +376,7 @@ def host_shapes(agent: Agent, spec: EnvSpec, resets_in_next_step: bool) -> Shape
         acting = Acting(agent, spec, num_envs, length, resets_in_next_step)
 
         def blank() -> Trajectory:
-            params = agent.actor(agent.init(jax.random.key(0), spec))
-            carry = acting.carry(0)
-            return trajectory_of(acting.blank(params), carry, carry, jnp.zeros((), jnp.int32))
+            return acting.blank_trajectory(agent.actor(agent.init(jax.random.key(0), spec)))
 
         return jax.eval_shape(blank)
 

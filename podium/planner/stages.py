@@ -30,7 +30,7 @@ from podium.host import HostEnv, HostEnvs, on_host
 from podium.learn import Learned
 from podium.networks import batch_groups
 from podium.placement import program
-from podium.placement.acting import Acting, Compiled, complete, trajectory_of
+from podium.placement.acting import Acting, Compiled, complete
 from podium.placement.cut import cut as make_cut
 from podium.placement.evolution import EvolutionProgram
 from podium.placement.fused import trajectory_specs
@@ -298,15 +298,15 @@ class Bench:
 
     def _trajectory(self, num_envs: int, length: int | None = None) -> Trajectory:
         """Return a rollout of zeros."""
-        return complete(self._rows(Acting(self.agent, self.spec, num_envs, length or self.length, self._next_step)))
+        return complete(self._blank(num_envs, length))
 
-    @property
-    def _next_step(self) -> bool:
-        return self.host.resets_in_next_step
+    def _blank(self, num_envs: int, length: int | None = None) -> Trajectory:
+        """Return a rollout of zeros as it travels."""
+        return self._acting(num_envs, length).blank_trajectory(self._params())
 
-    def _rows(self, acting: Acting) -> Trajectory:
-        carry = acting.carry(0)
-        return trajectory_of(acting.blank(self._params()), carry, carry, jnp.zeros((), jnp.int32))
+    def _acting(self, num_envs: int, length: int | None = None) -> Acting:
+        next_step = self.host.resets_in_next_step
+        return Acting(self.agent, self.spec, num_envs, length or self.length, next_step)
 
     # Gradients that a server applies.
 
@@ -361,7 +361,7 @@ class Bench:
     def _stands(self, num_envs: int) -> Callable[[], Any]:
         """Return what gives what a worker begins with: environments, or a rollout where they are on the host."""
         if self.env is None:
-            return lambda: self._rows(Acting(self.agent, self.spec, num_envs, self.length, self._next_step))
+            return lambda: self._blank(num_envs)
         carry = fresh_carry(self.agent, self.spec, jnp.arange(num_envs))
         start = jax.jit(lambda key: begin(key, self._pure, jnp.arange(num_envs), carry))
         return lambda: start(self._key)
@@ -372,7 +372,7 @@ class Bench:
     def acting(self, num_envs: int, device: jax.Device, threads: int) -> Cost:
         """Return what acting for a batch on the host costs each of `threads` a step, uploads and downloads included."""
         params = jax.device_put(self._params(), device)
-        compiled = Compiled(Acting(self.agent, self.spec, num_envs, self.length, self._next_step), params, device)
+        compiled = Compiled(self._acting(num_envs), params, device)
         obs, first, came = self._host_rows(num_envs)
 
         def once() -> None:
@@ -392,13 +392,12 @@ class Bench:
 
     def _host_rows(self, num_envs: int) -> Any:
         """Return an observation, a first and a result, [E, ...], as the host has them."""
-        rows = Acting(self.agent, self.spec, num_envs, 1, self._next_step).blank(self._params())
+        rows = self._acting(num_envs, 1).blank(self._params())
         return jax.tree.map(lambda x: np.asarray(x[0]), (rows.obs, rows.first, rows.result))
 
     def stepping(self, num_envs: int, batches: int) -> Turn:
         """Return how so many batches of `num_envs` step under random actions, each in a thread of its own."""
-        alone = self._cycle(num_envs, 1)
-        return Turn(self._cycle(num_envs, batches) if batches > 1 else alone, alone.seconds)
+        return Turn(self._cycle(num_envs, batches), self._cycle(num_envs, 1).seconds)
 
     def _make(self, num_envs: int, first: int) -> HostEnv:
         return self.host.make(num_envs, self._seed, first)
@@ -428,8 +427,7 @@ class Bench:
     @functools.cache  # noqa: B019
     def transfer(self, num_envs: int, source: jax.Device, devices: tuple[jax.Device, ...]) -> Cost:
         """Return what bringing a rollout to learning `devices`, and parameters back, costs."""
-        rows = Acting(self.agent, self.spec, num_envs, self.length, self._next_step)
-        trajectory, params = jax.device_put((self._rows(rows), self._params()), source)
+        trajectory, params = jax.device_put((self._blank(num_envs), self._params()), source)
         target = jax.tree.map(lambda x: NamedSharding(_mesh(devices), x), trajectory_specs("env"), is_leaf=_is_spec)
 
         def once() -> None:
