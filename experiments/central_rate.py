@@ -14,6 +14,7 @@ import numpy as np
 from podium.agents import impala
 from podium.host import CheckedHostEnv, HostEnv, HostEnvs
 from podium.placement.central_inference import CentralInference, CentralInferenceProgram
+from podium.placement.inference import Inference
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, TimeStep
 
 
@@ -169,11 +170,10 @@ def _environments_alone(envs: HostEnvs, flags: CentralFlags) -> float:
 def _inference_alone(program: CentralInferenceProgram, params: Any) -> float:
     """Return the steps a second of acting for full batches, one after the other, with what goes up and comes down."""
     (size, act), *_ = reversed(program.compiled_acting[0].items())
-    spec = program.env.spec
-    numbers, obs = np.zeros(size, np.int32), np.zeros((size, *spec.obs.shape), spec.obs.dtype)
-    arguments = jax.random.key(0), params, numbers, numbers, numbers.astype(np.uint32), (), obs, np.ones(size, bool)
-    jax.device_get(act(*arguments))
+    shapes = Inference(program.agent, program.env.spec).question(size)
+    question = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    jax.device_get(act(params, question))
     began, calls = time.perf_counter(), 200
     for _ in range(calls):
-        jax.device_get(act(*arguments))
+        jax.device_get(act(params, question))
     return calls * size / (time.perf_counter() - began)

@@ -1,10 +1,11 @@
 """Central inference (SEED RL, Espeholt et al. 2020, arXiv 1910.06591): environments send observations, and get actions.
 
-Many light threads do nothing but step environments. Whoever has an observation asks the server of its learner device,
+Many light threads do little but step environments. Whoever has an observation asks the server of its learner device,
 which acts for all who wait in one batch: never for more than fit, and never later than a bound. So no policy is copied
 to any worker, and an environment that takes long holds up nobody. Deliberate differences from Espeholt et al.: every
 environment gives one rollout to every batch, so that fast ones are not seen more often than slow ones, though they may
-run ahead by `queue_depth`; and requests come through queues of one process, not through gRPC.
+run ahead by `queue_depth`; requests stay in one process and need no gRPC; and a server is no thread, but work that the
+first who asks does for all.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from functools import partial
 from typing import Literal
 
 import jax
+import numpy as np
 
 from podium.agent import Agent, nearest_multiples
 from podium.env import Env
@@ -22,7 +24,7 @@ from podium.host import HostEnv, HostEnvs, on_host
 from podium.placement import inference, program
 from podium.placement.acting import Acting
 from podium.placement.actors import Piece, Restarts, Watched, seed_after, take
-from podium.placement.devices import Devices, resolve_devices
+from podium.placement.devices import Devices, at, jit, resolve_devices
 from podium.placement.engine import Engine
 from podium.placement.explanation import Explanation
 from podium.placement.inference import Inference, Ring, Server, Stepper, sizes_of_batches
@@ -171,6 +173,11 @@ class CentralInferenceProgram(LearnerProgram):
         act = Inference(self.agent, self.env.spec)
         sizes = sizes_of_batches(self._batch_size)
         self.compiled_acting = [{size: act.compile(params, size, device) for size in sizes} for device in self.devices]
+        key_data = lambda *numbers: jax.random.key_data(self._acting.step_keys(*numbers))  # noqa: E731
+        number, key = jax.ShapeDtypeStruct((), np.int32), jax.eval_shape(lambda: jax.random.key(0))
+        self._key_data = [
+            jit(key_data, device).lower(*at((key, number, number), device)).compile() for device in self.devices
+        ]
 
     def _make_threads(self, run_key: Key, seed: int, start: int) -> Sequence[Watched]:
         placement, each = self._placement, self._placement.envs_per_worker
@@ -181,31 +188,38 @@ class CentralInferenceProgram(LearnerProgram):
         for number, slot in enumerate(self._slots):
             # The first rollout takes whatever there is; in lockstep every other one waits for the update before it.
             wait_for = lambda iteration, slot=slot: slot.get(iteration if placement.lockstep else 0, self._stop)  # noqa: E731
-            ring = Ring(self._acting, self._params, placement.queue_depth + 1, workers, wait_for, start)
             first = number * self._share
+            make_keys = partial(self._make_keys, number, run_key, first)
+            ring = Ring(self._acting, self._params, placement.queue_depth + 1, workers, make_keys, wait_for, start)
+            server = Server(
+                self.compiled_acting[number], slot, self._batch_size // each, placement.max_wait, self._stop
+            )
             memory = jax.device_get(self._acting.carry(first))
-            here = jax.device_put(run_key, self.devices[number])
-            settings = ring, slot, self._batch_size, placement.max_wait, self._stop
-            server = Server(number, self.compiled_acting[number], memory, first, here, *settings)
+            columns = [slice(i * each, (i + 1) * each) for i in range(workers)]
             self._steppers.append(
                 [
                     Stepper(
                         number * workers + worker,
-                        partial(self._make_env, seed, first + worker * each),
-                        slice(worker * each, (worker + 1) * each),
-                        first + worker * each,
+                        partial(self._make_env, seed, first + mine.start),
+                        mine,
+                        first + mine.start,
+                        jax.tree.map(lambda x, mine=mine: x[mine], memory),
                         ring,
                         server,
                         start,
                         self._restarts,
                         self._stop,
                     )
-                    for worker in range(workers)
+                    for worker, mine in enumerate(columns)
                 ]
             )
             self._rings.append(ring)
             self._servers.append(server)
-        return [*self._servers, *(stepper for steppers in self._steppers for stepper in steppers)]
+        return [stepper for steppers in self._steppers for stepper in steppers]
+
+    def _make_keys(self, device: int, run_key: Key, first_index: int, iteration: int) -> np.ndarray:
+        """Return the data of the keys [T, B] to act with in an iteration on a device: those of a fused rollout."""
+        return np.asarray(self._key_data[device](run_key, np.int32(iteration), np.int32(first_index)))
 
     def _make_env(self, seed: int, first_index: int, failures: int) -> HostEnv:
         return self.env.make(self._placement.envs_per_worker, seed_after(seed, failures), first_index)
@@ -216,7 +230,7 @@ class CentralInferenceProgram(LearnerProgram):
         for ring, server, steppers, device in zip(
             self._rings, self._servers, self._steppers, self.devices, strict=True
         ):
-            watches = [self._watches[thread] for thread in (server, *steppers)]
+            watches = [self._watches[stepper] for stepper in steppers]
             piece, late = fresh(partial(take, ring.finished, watches), number, self._placement.max_lag, ring.release)
             dropped += late
             # A copy: the place in the ring is written again.

@@ -1,8 +1,7 @@
-"""Central inference at work: threads that step environments, and a server that acts for all who wait, in one batch.
+"""Central inference at work: threads that step environments, one of which acts for all who ask, in one batch.
 
-Rollouts lie in NumPy on the host. Every thread writes what its environments gave into columns of its own; the server
-reads from there what to act on, in one gather, and writes beside it what acting gave. When the last thread has finished
-a rollout, all of it is one contiguous batch for the learner.
+Rollouts lie in NumPy on the host. Every thread writes what its environments gave, and what acting for them gave, into
+columns of its own. When the last thread has finished a rollout, all of it is one contiguous batch for the learner.
 """
 
 from __future__ import annotations
@@ -18,18 +17,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podium import keys
 from podium.agent import Agent, fresh_carry
 from podium.host import HostEnv
 from podium.placement.acting import Acting, Rows, trajectory_of
-from podium.placement.actors import POLL_SECONDS, Persistent, Piece, Restarts, Slot, Stopped, Working
+from podium.placement.actors import POLL_SECONDS, Persistent, Piece, Restarts, Slot, Stopped
 from podium.placement.devices import at, jit
+from podium.placement.engine import EngineError
 from podium.placement.players import SUMS, Group
 from podium.placement.table import nbytes
-from podium.types import Array, EnvSpec, Key, PyTree, Trajectory
+from podium.types import EnvSpec, PyTree, Trajectory
 
 SMALLEST_BATCH = 8
 """Batches are padded to one of a few sizes, each half of the next; none is smaller than this."""
+
+
+class Question(NamedTuple):
+    """What acting for n environments takes, [n, ...]; `key` is the data of their keys."""
+
+    key: Any
+    memory: PyTree
+    obs: PyTree
+    first: Any
+
+
+class Answer(NamedTuple):
+    """What acting for n environments gives, [n, ...]."""
+
+    action: Any
+    extras: PyTree
+    memory: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,33 +55,26 @@ class Inference:
     agent: Agent
     spec: EnvSpec
 
-    def act(
-        self, run_key: Key, params: PyTree, iteration: Array, index: Array, time: Array, memory: PyTree, obs: PyTree,
-        first: Array,
-    ) -> tuple[Array, PyTree, PyTree]:  # fmt: skip
-        """Return actions, extras and memory for environments numbered `index` [n], at step `time` [n] of a rollout.
+    def act(self, params: PyTree, question: Question) -> Answer:
+        """Return the answer."""
+        act_keys = jax.random.wrap_key_data(question.key)
+        output = self.agent.act(act_keys, params, question.memory, question.obs, question.first, False)
+        return Answer(output.action, output.extras, output.carry)
 
-        The keys are those of a fused rollout: they derive from the run, the iteration, the environment and the step.
-        """
-
-        def one(iteration: Array, index: Array, time: Array) -> Key:
-            rollout_key = keys.iteration(run_key, iteration).rollout
-            return jax.random.fold_in(jax.random.fold_in(rollout_key, index), time)
-
-        output = self.agent.act(jax.vmap(one)(iteration, index, time), params, memory, obs, first, False)
-        return output.action, output.extras, output.carry
-
-    def compile(self, params: PyTree, size: int, device: jax.Device) -> Callable[..., Any]:
-        """Compile `act` for a batch of `size`; `params` are shapes."""
+    def question(self, size: int) -> Question:
+        """Return the shapes of a question for so many environments."""
         is_spec = lambda x: hasattr(x, "zeros")  # noqa: E731
         obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape), x.dtype), self.spec.obs, is_leaf=is_spec)
-        number, key = jax.ShapeDtypeStruct((size,), np.int32), jax.eval_shape(lambda: jax.random.key(0))
-        memory, first = (
+        return Question(
+            jax.eval_shape(lambda: jax.random.key_data(jax.random.split(jax.random.key(0), size))),
             jax.eval_shape(lambda: fresh_carry(self.agent, self.spec, jnp.arange(size))),
+            obs,
             jax.ShapeDtypeStruct((size,), bool),
         )
-        arguments = (key, params, number, number, jax.ShapeDtypeStruct((size,), np.uint32), memory, obs, first)
-        return jit(self.act, device).lower(*at(arguments, device)).compile()
+
+    def compile(self, params: PyTree, size: int, device: jax.Device) -> Callable[[PyTree, Question], Answer]:
+        """Compile `act` for a batch of `size`; `params` are shapes."""
+        return jit(self.act, device).lower(*at((params, self.question(size)), device)).compile()
 
 
 def sizes_of_batches(most: int) -> list[int]:
@@ -96,12 +105,20 @@ class Ring:
       params: shapes of the parameters.
       depth: R.
       num_workers: that each fill columns of their own.
+      make_keys: `(iteration)`, the data of the keys [T, B] to act with in it.
       wait_for: `(iteration)`, returns when that iteration may begin; raises Stopped.
       start: number of the first iteration.
     """
 
     def __init__(
-        self, acting: Acting, params: PyTree, depth: int, num_workers: int, wait_for: Callable[[int], Any], start: int
+        self,
+        acting: Acting,
+        params: PyTree,
+        depth: int,
+        num_workers: int,
+        make_keys: Callable[[int], np.ndarray],
+        wait_for: Callable[[int], Any],
+        start: int,
     ):
         ring = lambda x: np.zeros((depth, *x.shape), x.dtype)  # noqa: E731
         memory = jax.eval_shape(lambda: acting.carry(0))
@@ -112,14 +129,14 @@ class Ring:
             jax.tree.map(ring, memory),
         )
         self.finished: queue.Queue[Piece] = queue.Queue()  # Never longer than the ring.
-        self.versions = np.full(depth, np.iinfo(np.int32).max, np.int32)
-        self._acting, self._num_workers, self._wait_for = acting, num_workers, wait_for
+        self._num_workers, self._make_keys, self._wait_for = num_workers, make_keys, wait_for
         self._condition = threading.Condition()
         self._free_until = start + depth  # The first iteration that there is no room for yet.
-        self._stories: list[list[tuple[dict[str, float], dict[str, float]]]] = [[] for _ in range(depth)]
+        self._stories: list[list[tuple[int, dict[str, float], dict[str, float]]]] = [[] for _ in range(depth)]
+        self._keys: list[tuple[int, np.ndarray] | None] = [None] * depth
 
-    def enter(self, iteration: int, stop: threading.Event, progress: Callable[[], None]) -> int:
-        """Wait until there is room for a rollout of this iteration, and return its place in the ring."""
+    def enter(self, iteration: int, stop: threading.Event, progress: Callable[[], None]) -> tuple[int, np.ndarray]:
+        """Wait until there is room for a rollout of this iteration; return its place in the ring, and its keys."""
         while True:
             if stop.is_set():
                 raise Stopped
@@ -129,19 +146,31 @@ class Ring:
                 self._condition.wait(POLL_SECONDS)
             progress()
         self._wait_for(iteration)
-        return iteration % self.depth
-
-    def leave(self, place: int, sums: dict[str, float], most: dict[str, float]) -> None:
-        """Say that a worker has finished its columns of the rollout in this place; the last one hands it over."""
+        place = iteration % self.depth
         with self._condition:
-            self._stories[place].append((sums, most))
+            made = self._keys[place]
+            if made is None or made[0] != iteration:
+                self._keys[place] = made = iteration, self._make_keys(iteration)
+        return place, made[1]
+
+    def leave(self, place: int, version: int, sums: dict[str, float], most: dict[str, float]) -> None:
+        """Say that a worker has finished its columns of the rollout in this place; the last one hands it over.
+
+        Args:
+          place: of the rollout.
+          version: of the oldest parameters that acted.
+          sums: see `Piece`.
+          most: see `Piece`.
+        """
+        with self._condition:
+            self._stories[place].append((version, sums, most))
             if len(self._stories[place]) < self._num_workers:
                 return
         stories, self._stories[place] = self._stories[place], []
-        total = {name: sum(story[name] for story, _ in stories) for name in sums}
-        largest = {name: max(story[name] for _, story in stories) for name in most}
-        version, self.versions[place] = int(self.versions[place]), np.iinfo(np.int32).max
-        self.finished.put(Piece(self._trajectory(place, version), version, total, largest))
+        total = {name: sum(story[name] for _, story, _ in stories) for name in sums}
+        largest = {name: max(story[name] for _, _, story in stories) for name in most}
+        oldest = min(version for version, _, _ in stories)
+        self.finished.put(Piece(self._trajectory(place, oldest), oldest, total, largest))
 
     def _trajectory(self, place: int, version: int) -> Trajectory:
         """Return views of the rollout in this place, as it travels."""
@@ -155,15 +184,42 @@ class Ring:
             self._condition.notify_all()
 
 
+class Request:
+    """How one thread asks, again and again.
+
+    Attributes:
+      question: leaves and structure of a `Question`.
+      answer: None until there is one.
+      version: of the parameters that acted.
+    """
+
+    def __init__(self) -> None:
+        self.question: tuple[list[np.ndarray], Any] = [], None
+        self.answer: Answer | None = None
+        self.version = 0
+        self._woken = threading.Lock()
+        self._woken.acquire()
+
+    def sleep(self, tick: Callable[[], None]) -> None:
+        """Wait until another thread calls `wake`; `tick` is called several times a second, and may raise."""
+        while not self._woken.acquire(timeout=POLL_SECONDS):
+            tick()  # It waits for whoever acts, which is watched itself.
+
+    def wake(self) -> None:
+        """End `sleep`, of now or of the next time; called by another thread."""
+        self._woken.release()
+
+
 class Stepper(Persistent):
-    """Steps some environments, and waits for an action at every step.
+    """Steps some environments, and asks for actions at every step.
 
     Args:
       number: of this thread.
       make_env: `(failures so far) -> HostEnv`.
       columns: of its environments in the ring.
       first_index: global number of the first of them.
-      ring: of the server.
+      memory: of the agent for them at the start, NumPy.
+      ring: of rollouts.
       server: that acts.
       start: number of its first iteration.
       restarts: failures that are still allowed, of all together.
@@ -176,6 +232,7 @@ class Stepper(Persistent):
         make_env: Callable[[int], HostEnv],
         columns: slice,
         first_index: int,
+        memory: PyTree,
         ring: Ring,
         server: Server,
         start: int,
@@ -183,61 +240,56 @@ class Stepper(Persistent):
         stop: threading.Event,
     ):
         super().__init__(f"podium-stepper-{number}", stop, start, restarts)
-        self.columns, self.place, self.time = columns, 0, 0
-        self.asked = 0.0
-        self.action: Any = None
-        self._answered = threading.Lock()
-        self._answered.acquire()
+        self._columns, self._beginning, self._request = columns, memory, Request()
         self._make_env, self._first_index, self._ring, self._server = make_env, first_index, ring, server
-
-    def answer(self, action: np.ndarray) -> None:
-        """Give it the actions that it waits for; called by the server."""
-        self.action = action
-        self._answered.release()
 
     def _play(self) -> None:
         env = self._make_env(self.failures)
         try:
-            self._server.forget(self.columns)
             group = Group(env, self._first_index, self._ring.store.rows.result.next_obs is None)
+            memory = self._beginning
             while True:
-                self._play_one(group)
+                memory = self._play_one(group, memory)
                 self._handed_over()
         finally:
             env.close()
 
-    def _play_one(self, group: Group) -> None:
-        """Play one rollout."""
-        sums, slowest = dict.fromkeys(SUMS, 0.0), 0.0
+    def _play_one(self, group: Group, memory: PyTree) -> PyTree:
+        """Play one rollout from this memory on, and return the memory after it."""
+        sums, slowest, version = dict.fromkeys(SUMS, 0.0), 0.0, np.iinfo(np.int32).max
         began = time.perf_counter()
-        self.place = self._ring.enter(self.iteration, self._stop_event, self._tick)
+        place, act_keys = self._ring.enter(self.iteration, self._stop_event, self._tick)
         sums["actor_idle_seconds"] = time.perf_counter() - began
-        rows: Rows = jax.tree.map(lambda x: x[self.place, :, self.columns], self._ring.store.rows)
-        write_obs, write_result = _writer(rows.obs), _writer(tuple(rows.result))
+        rows: Rows = jax.tree.map(lambda x: x[place, :, self._columns], self._ring.store.rows)
+        act_keys = act_keys[:, self._columns]
+        write_obs, write_acted = _writer(rows.obs), _writer((rows.action, rows.extras))
+        write_result = _writer(tuple(rows.result))
+        self._remember(self._ring.store.carry, place, memory)
         for step in range(self._ring.length):
             write_obs(step, group.obs)
             rows.first[step] = group.first
-            self.time = step
-            self.asked = time.perf_counter()
-            self._server.requests.put(self)
-            action = self._wait()
+            asked = time.perf_counter()
+            self._request.question = jax.tree.flatten(Question(act_keys[step], memory, group.obs, group.first))
+            action, extras, memory = self._server.ask(self._request, self._tick)
             began = time.perf_counter()
-            slowest = max(slowest, began - self.asked)
-            sums["inference_seconds"] += began - self.asked
+            slowest, version = max(slowest, began - asked), min(version, self._request.version)
+            sums["inference_seconds"] += began - asked
             group.env.send(action)
+            write_acted(step, (action, extras))  # While they step.
             group.receive(sums)
             write_result(step, tuple(group.came))
             sums["env_seconds"] += time.perf_counter() - began
             self._tick()
         if rows.result.next_obs is None:
             write_obs(-1, group.obs)
+        self._remember(self._ring.store.end_carry, place, memory)
         sums["dropped_rollouts"] = self.lost
-        self._ring.leave(self.place, sums, {"inference_latency_max": slowest})
+        self._ring.leave(place, version, sums, {"inference_latency_max": slowest})
+        return memory
 
-    def _wait(self) -> np.ndarray:
-        while not self._answered.acquire(timeout=POLL_SECONDS):
-            self._tick()  # It waits for the server, which is watched itself.
-        return self.action
+    def _remember(self, carries: PyTree, place: int, memory: PyTree) -> None:
+        for carry, value in zip(jax.tree.leaves(carries), jax.tree.leaves(memory), strict=True):
+            carry[place, self._columns] = value
 
 
 def _writer(rows: PyTree) -> Callable[[int, PyTree], None]:
@@ -262,119 +314,114 @@ def _writer(rows: PyTree) -> Callable[[int, PyTree], None]:
     return write
 
 
-class Server(Working):
-    """Acts for whoever waits: for as many as fit in a batch, and for fewer when the first has waited long enough.
+class ServingError(EngineError):
+    """Acting for others failed, so that no worker can go on."""
+
+
+class Server:
+    """Acts for whoever waits: for as many as fit in a batch, and for fewer when they have waited long enough.
+
+    It has no thread of its own. Whoever asks while nobody acts does so for all who ask, and then has one of those who
+    asked meanwhile do it ("flat combining"; Hendler et al. 2010, SPAA): one thread less is woken for every batch.
 
     Args:
-      number: of this server.
       compiled: `Inference.act` for each size of a batch, the smallest first.
-      memory: of the agent for the server's environments at the start, NumPy.
-      first_index: global number of the first of them.
-      run_key: of the run, on the server's device.
-      ring: of rollouts.
       slot: of parameters.
-      batch_size: environments that are waited for.
-      max_wait: seconds that the first to ask waits for others, from when the server has time for it.
+      most: requests that a batch holds.
+      max_wait: seconds for which the one who acts waits for others, from when it begins.
       stop: set when the run is over.
     """
 
     def __init__(
         self,
-        number: int,
-        compiled: dict[int, Callable[..., Any]],
-        memory: PyTree,
-        first_index: int,
-        run_key: Key,
-        ring: Ring,
+        compiled: dict[int, Callable[[PyTree, Question], Answer]],
         slot: Slot,
-        batch_size: int,
+        most: int,
         max_wait: float,
         stop: threading.Event,
     ):
-        super().__init__(f"podium-inference-{number}", stop)
-        self.requests: queue.SimpleQueue[Stepper] = queue.SimpleQueue()
-        self._compiled, self._beginning, self._memory = compiled, memory, jax.tree.map(np.array, memory)
-        self._first_index, self._run_key, self._ring, self._slot = first_index, run_key, ring, slot
-        self._batch_size, self._max_wait = batch_size, max_wait
-        self._lock = threading.Lock()
+        self._compiled, self._slot, self._most, self._max_wait, self._stop = compiled, slot, most, max_wait, stop
+        self._asked = threading.Condition()
+        self._waiting: list[Request] = []
+        self._someone_acts = False
         self._told = Served()
-
-    def forget(self, columns: slice) -> None:
-        """Let the memory for these environments be that of the start; they have no request here."""
-        for now, first in zip(jax.tree.leaves(self._memory), jax.tree.leaves(self._beginning), strict=True):
-            now[columns] = first[columns]
 
     def story(self) -> Served:
         """Return what was done since this was last asked."""
-        with self._lock:
+        with self._asked:
             told, self._told = self._told, Served()
         return told
 
-    def _work(self) -> None:
-        while True:
-            self._serve(*self._collect())
+    def ask(self, request: Request, tick: Callable[[], None]) -> Answer:
+        """Return the answer to `request.question`; the calling thread may act for others too.
 
-    def _collect(self) -> tuple[list[Stepper], float]:
-        """Return whoever waits, and how long the first of them was kept waiting for others."""
-        free = time.perf_counter()
-        while True:
-            self._tick()
-            try:
-                waiting = [self.requests.get(timeout=POLL_SECONDS)]
-                break
-            except queue.Empty:
-                pass
-        began = max(waiting[0].asked, free)
-        size = self._batch_size // (waiting[0].columns.stop - waiting[0].columns.start)
-        while len(waiting) < size:
-            left = began + self._max_wait - time.perf_counter()
-            try:
-                waiting.append(self.requests.get(timeout=left) if left > 0 else self.requests.get_nowait())
-            except queue.Empty:
-                break
+        Args:
+          request: of the calling thread.
+          tick: called several times a second while it waits; may raise Stopped.
+
+        Raises:
+          ServingError: this thread acted, and that failed.
+        """
+        request.answer = None
+        with self._asked:
+            self._waiting.append(request)
+            acts, self._someone_acts = not self._someone_acts, True
+            if len(self._waiting) == self._most:
+                self._asked.notify()
+        if not acts:
+            request.sleep(tick)
+        if request.answer is None:  # It was not answered, so it is its turn.
+            self._act(request, tick)
+        assert request.answer is not None
+        return request.answer
+
+    def _act(self, own: Request, tick: Callable[[], None]) -> None:
+        """Act for whoever waits, `own` among them, and pass the turn on."""
+        try:
+            waiting, waited = self._collect(tick)
+            self._serve(waiting, waited)
+        except Stopped:
+            raise
+        except Exception as error:
+            raise ServingError(f"acting for whoever asked failed: {error!r}") from error
+        with self._asked:
+            following = self._waiting[0] if self._waiting else None
+            self._someone_acts = following is not None
+        for request in (*waiting, following):
+            if request is not None and request is not own:
+                request.wake()
+
+    def _collect(self, tick: Callable[[], None]) -> tuple[list[Request], float]:
+        """Return whoever waits, and how long they were kept waiting for others."""
+        began = time.perf_counter()
+        with self._asked:
+            while len(self._waiting) < self._most:
+                left = began + self._max_wait - time.perf_counter()
+                if left <= 0:
+                    break
+                self._asked.wait(min(left, POLL_SECONDS))
+                tick()
+            waiting, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
         return waiting, time.perf_counter() - began
 
-    def _serve(self, waiting: list[Stepper], waited: float) -> None:
+    def _serve(self, waiting: list[Request], waited: float) -> None:
+        """Answer requests, all of them for equally many environments."""
         began = time.perf_counter()
-        params, version = self._slot.get(0, self._stop_event)
-        ring, store = self._ring, self._ring.store
-        each = waiting[0].columns.stop - waiting[0].columns.start
-        count = each * len(waiting)
-        size = next(size for size in self._compiled if size >= count)
+        params, version = self._slot.get(0, self._stop)
+        asked, structure = [request.question[0] for request in waiting], waiting[0].question[1]
+        each = len(asked[0][-1])
+        size = next(size for size in self._compiled if size >= each * len(asked))
         # A place in the batch that nobody asked for repeats the last one, and is thrown away.
-        padded = waiting + [waiting[-1]] * (-(-size // each) - len(waiting))
-        numbers = np.array([(x.columns.start, x.place, x.time, x.iteration) for x in padded], np.int32)
-        column, place, step, iteration = np.repeat(numbers.T, each, axis=1)[:, :size]
-        column = column + np.tile(np.arange(each, dtype=np.int32), len(padded))[:size]
-        memory = jax.tree.map(lambda x: x[column], self._memory)
-        output = self._compiled[size](
-            self._run_key,
-            params,
-            iteration,
-            column + np.int32(self._first_index),
-            step.astype(np.uint32),
-            memory,
-            jax.tree.map(lambda x: x[place, step, column], store.rows.obs),
-            store.rows.first[place, step, column],
-        )
-        action, extras, after = jax.device_get(output)
-        column, place, step = column[:count], place[:count], step[:count]
-        kept = jax.tree.leaves((store.rows.action, store.rows.extras))
-        for rows, given in zip(kept, jax.tree.leaves((action, extras)), strict=True):
-            rows[place, step, column] = given[:count]
-        begins, ends = step == 0, step == ring.length - 1
-        for now, before, following, start, end in zip(
-            *map(jax.tree.leaves, (self._memory, memory, after, store.carry, store.end_carry)), strict=True
-        ):
-            now[column] = following[:count]
-            start[place[begins], column[begins]] = before[:count][begins]
-            end[place[ends], column[ends]] = following[:count][ends]
-        np.minimum.at(ring.versions, place, np.int32(version))
+        asked += asked[-1:] * (-(-size // each) - len(asked))
+        question = jax.tree.unflatten(structure, [np.concatenate(parts)[:size] for parts in zip(*asked, strict=True)])
+        answer, structure = jax.tree.flatten(self._compiled[size](params, question))
+        answer = [np.asarray(x) for x in answer]
         # Counted before anybody hears of it: who asks after a rollout finds all of its batches counted.
-        with self._lock:
+        with self._asked:
             self._told = self._told.add(len(waiting), waited, time.perf_counter() - began)
-        for i, stepper in enumerate(waiting):
-            stepper.answer(action[i * each : (i + 1) * each])
+        for i, request in enumerate(waiting):
+            request.version = version
+            request.answer = jax.tree.unflatten(structure, [x[i * each : (i + 1) * each] for x in answer])
 
 
 class Served(NamedTuple):
@@ -400,8 +447,9 @@ class Served(NamedTuple):
 def bytes_moved(acting: Acting, params: PyTree) -> dict[str, int]:
     """Return what goes up to the device and comes down from it while a rollout of all environments is acted for."""
     step = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), jax.eval_shape(acting.blank, params))
-    memory, numbers = nbytes(jax.eval_shape(lambda: acting.carry(0))), 3 * 4 * acting.num_envs
+    memory = nbytes(jax.eval_shape(lambda: acting.carry(0)))
+    act_keys = nbytes(Inference(acting.agent, acting.spec).question(acting.num_envs).key)
     return {
-        "observations": acting.length * (nbytes((step.obs, step.first)) + memory + numbers),
+        "observations": acting.length * (nbytes((step.obs, step.first)) + memory + act_keys),
         "actions": acting.length * (nbytes((step.action, step.extras)) + memory),
     }
