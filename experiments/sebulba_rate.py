@@ -34,9 +34,9 @@ class SebulbaFlags:
     """Network; negligible looks at every 12th pixel of the last frame and costs next to nothing."""
     convolution: Literal["podium", "lax"] = "podium"
     """Whose gradient convolutions have: podium.vision's, or that of jax.lax, which is slow inside loops on a CPU."""
-    num_envs: int = 64
+    num_envs: int = 128
     """Environments side by side."""
-    rollout_length: int = 32
+    rollout_length: int = 16
     """Steps of every environment in an update."""
     epochs: int = 1
     """PPO's passes over each rollout."""
