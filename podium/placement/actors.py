@@ -31,11 +31,16 @@ class ActorError(RuntimeError):
     """An actor thread died or hung; the message tells where."""
 
 
-@contextlib.contextmanager
-def turn(lock: threading.Lock, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold a lock; `waiting`, which may raise, is called every `POLL_SECONDS` until it is free."""
+def acquire(lock: threading.Lock, waiting: Callable[[], None]) -> None:
+    """Take a lock; `waiting`, which may raise, is called every `POLL_SECONDS` until it is free."""
     while not lock.acquire(timeout=POLL_SECONDS):
         waiting()
+
+
+@contextlib.contextmanager
+def turn(lock: threading.Lock, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock; see `acquire`."""
+    acquire(lock, waiting)
     try:
         yield
     finally:

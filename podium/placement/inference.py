@@ -20,7 +20,7 @@ import numpy as np
 from podium.agent import Agent, fresh_carry
 from podium.host import HostEnv
 from podium.placement.acting import Acting, Rows, trajectory_of
-from podium.placement.actors import POLL_SECONDS, Persistent, Piece, Restarts, Slot, Stopped
+from podium.placement.actors import POLL_SECONDS, Persistent, Piece, Restarts, Slot, Stopped, acquire
 from podium.placement.devices import at, jit
 from podium.placement.engine import EngineError
 from podium.placement.players import SUMS, Group
@@ -202,8 +202,7 @@ class Request:
 
     def sleep(self, tick: Callable[[], None]) -> None:
         """Wait until another thread calls `wake`; `tick` is called several times a second, and may raise."""
-        while not self._woken.acquire(timeout=POLL_SECONDS):
-            tick()  # It waits for whoever acts, which is watched itself.
+        acquire(self._woken, tick)  # It waits for whoever acts, which is watched itself.
 
     def wake(self) -> None:
         """End `sleep`, of now or of the next time; called by another thread."""
