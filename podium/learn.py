@@ -159,6 +159,11 @@ def _learn_from_replay(
         return (state, priorities), jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), metrics)
 
     ready = replay.can_sample(replay_state)
+    if not isinstance(ready, jax.core.Tracer):  # Outside a program: what is below would be compiled in every call.
+        (state, priorities), metrics = (run if ready else wait)(
+            state, replay_state.priorities if update_priorities else ()
+        )
+        return state, ranked_by(priorities), metrics
     if not update_priorities:
         (state, _), metrics = jax.lax.cond(ready, run, wait, state, ())
         return state, replay_state, metrics

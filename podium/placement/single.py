@@ -65,7 +65,16 @@ class SingleProgram:
         self.compile_seconds = 0.0
         self.agent = agent
         # The pieces are compiled, each alone; every loop that joins them is Python's.
+        replay = agent.replay
+        if replay is not None:
+            update = replay.update_priorities
+            replay = replay._replace(
+                add=jax.jit(replay.add),
+                sample=jax.jit(replay.sample),
+                update_priorities=jax.jit(update) if update is not None else None,
+            )
         self._agent = agent._replace(
+            replay=replay,
             act=jax.jit(agent.act, static_argnums=5),
             plan=jax.jit(agent.plan),
             grad=jax.jit(agent.grad),
