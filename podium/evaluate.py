@@ -12,7 +12,7 @@ import numpy as np
 
 from podium.agent import Agent, fresh_carry
 from podium.env import Env
-from podium.host import HostEnvs
+from podium.host import HostEnv, HostEnvs
 from podium.types import Array, EnvSpec, Key, PyTree
 
 DEFAULT_MAX_STEPS = 10_000
@@ -123,6 +123,34 @@ def make_evaluator(
     return evaluate
 
 
+class Episodes:
+    """One episode of each of some environments on the CPU, which may go on afterwards and count no more.
+
+    Attributes:
+      env: the batch.
+      obs: newest observations.
+      total: rewards so far, before clipping or scaling, [B].
+      length: steps so far, [B].
+      done: whose episode has ended, [B].
+    """
+
+    def __init__(self, env: HostEnv):
+        self.env, self.obs, number = env, env.reset().obs, env.num_envs
+        self.total, self.length, self.done = np.zeros(number), np.zeros(number), np.zeros(number, bool)
+
+    def send(self, action: np.ndarray) -> None:
+        """Begin a step."""
+        self.env.send(action)
+
+    def receive(self) -> None:
+        """Wait for the step, and count."""
+        timestep = self.env.recv()
+        self.obs = timestep.obs
+        self.total += np.where(self.done, 0.0, timestep.info.get("raw_reward", timestep.reward))
+        self.length += ~self.done if timestep.valid is None else ~self.done & np.asarray(timestep.valid)
+        self.done |= np.asarray(timestep.info.get("episode_end", timestep.last))
+
+
 def make_host_evaluator(
     agent: Agent, envs: HostEnvs, num_episodes: int, max_steps: int | None = None, greedy: bool = True
 ) -> Callable[..., dict[str, Array] | None]:
@@ -144,31 +172,25 @@ def make_host_evaluator(
         seed_key, play_key = jax.random.split(key)
         env = task.make(num_episodes, int(jax.random.randint(seed_key, (), 0, 2**31 - 1)), 0)
         try:
-            timestep = env.reset()
-            carry = fresh_carry(agent, task.spec, jnp.arange(num_episodes))
-            first = np.ones(num_episodes, bool)
-            total, length, done = np.zeros(num_episodes), np.zeros(num_episodes), np.zeros(num_episodes, bool)
+            played, carry = Episodes(env), fresh_carry(agent, task.spec, jnp.arange(num_episodes))
             for t in range(max_steps):
                 if stop():
                     return None
                 keys = jax.random.split(jax.random.fold_in(play_key, t), num_episodes)
-                output = act(keys, params, carry, timestep.obs, first, greedy)
-                carry, first = output.carry, np.zeros(num_episodes, bool)
-                env.send(np.asarray(output.action))
-                timestep = env.recv()
-                total += np.where(done, 0.0, timestep.info.get("raw_reward", timestep.reward))
-                length += ~done
-                done |= np.asarray(timestep.info.get("episode_end", timestep.last))
-                if done.all():
+                output = act(keys, params, carry, played.obs, np.full(num_episodes, t == 0), greedy)
+                carry = output.carry
+                played.send(np.asarray(output.action))
+                played.receive()
+                if played.done.all():
                     break
         finally:
             env.close()
         return {
-            "eval_return": total.mean(),
-            "eval_return_std": total.std(),
-            "eval_return_min": total.min(),
-            "eval_length": length.mean(),
-            "eval_unfinished": 1.0 - done.mean(),
+            "eval_return": played.total.mean(),
+            "eval_return_std": played.total.std(),
+            "eval_return_min": played.total.min(),
+            "eval_length": played.length.mean(),
+            "eval_unfinished": 1.0 - played.done.mean(),
         }
 
     return evaluate

@@ -44,6 +44,7 @@ def learn(
     trajectory: Trajectory,
     num_lanes: int,
     fold: Callable[..., Any] = jax.lax.scan,
+    once_ready: Callable[..., Any] | None = None,
 ) -> Learned:
     """Learn one iteration from a trajectory [T, B, ...].
 
@@ -55,6 +56,8 @@ def learn(
       trajectory: of the whole batch.
       num_lanes: L, divides B.
       fold: how to repeat an update: `jax.lax.scan`, or `python_scan` to read along.
+      once_ready: how to do nothing before a replay can be learnt from: None for `once_ready_compiled`, or
+        `once_ready_python` to read along.
 
     Returns:
       the new states and the metrics.
@@ -66,7 +69,9 @@ def learn(
     else:
         replay_state = agent.replay.add(replay_state, plan.data)
         count = num_updates(agent.replay, plan)
-        state, replay_state, metrics = _learn_from_replay(fold_key, agent, state, replay_state, count, fold)
+        state, replay_state, metrics = _learn_from_replay(
+            fold_key, agent, state, replay_state, count, fold, once_ready or once_ready_compiled
+        )
     return Learned(agent.observe(state, trajectory), replay_state, metrics)
 
 
@@ -125,7 +130,13 @@ def first_minibatch(key: Key, plan: Plan) -> PyTree:
 
 
 def _learn_from_replay(
-    key: Key, agent: Agent, state: PyTree, replay_state: PyTree, count: int, fold: Callable[..., Any]
+    key: Key,
+    agent: Agent,
+    state: PyTree,
+    replay_state: PyTree,
+    count: int,
+    fold: Callable[..., Any],
+    once_ready: Callable[..., Any],
 ) -> tuple[PyTree, PyTree, Metrics]:
     replay = agent.replay
     assert replay is not None
@@ -158,20 +169,29 @@ def _learn_from_replay(
         _, metrics = jax.eval_shape(run, state, priorities)
         return (state, priorities), jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), metrics)
 
+    priorities = replay_state.priorities if update_priorities else ()
     ready = replay.can_sample(replay_state)
-    if not isinstance(ready, jax.core.Tracer):  # Outside a program: what is below would be compiled in every call.
-        (state, priorities), metrics = (run if ready else wait)(
-            state, replay_state.priorities if update_priorities else ()
-        )
-        return state, ranked_by(priorities), metrics
-    if not update_priorities:
-        (state, _), metrics = jax.lax.cond(ready, run, wait, state, ())
-        return state, replay_state, metrics
+    (state, priorities), metrics = once_ready(ready, run, wait, state, priorities)
+    return state, ranked_by(priorities), metrics
+
+
+def once_ready_compiled(
+    ready: Array, run: Callable[..., Any], wait: Callable[..., Any], state: PyTree, priorities: PyTree
+) -> Any:
+    """Return what `run(state, priorities)` returns if it is time, else what `wait` does."""
+    if not jax.tree.leaves(priorities):
+        return jax.lax.cond(ready, run, wait, state, priorities)
     # A loop of one round or none, for XLA writes in place what a loop carries; a branch that writes one minibatch's
     # priorities would copy all of them, 4 MB of a million, and that took as long as the rest of the iteration.
-    begin = wait(state, replay_state.priorities)
-    (state, priorities), metrics = jax.lax.fori_loop(0, ready.astype(jnp.int32), lambda _, held: run(*held[0]), begin)
-    return state, ranked_by(priorities), metrics
+    begin = wait(state, priorities)
+    return jax.lax.fori_loop(0, ready.astype(jnp.int32), lambda _, held: run(*held[0]), begin)
+
+
+def once_ready_python(
+    ready: Array, run: Callable[..., Any], wait: Callable[..., Any], state: PyTree, priorities: PyTree
+) -> Any:
+    """Do what `once_ready_compiled` does in Python, where nothing is compiled anew for every call."""
+    return (run if ready else wait)(state, priorities)
 
 
 def num_updates(replay: Replay, plan: Plan) -> int:

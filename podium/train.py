@@ -156,6 +156,8 @@ def train(
 
 def _episodes_are_lost(program: Program) -> bool:
     """Say whether environments stand outside the state, so that a run that goes on begins new episodes."""
+    if getattr(program, "whole_episodes", False):
+        return False
     return isinstance(program, LearnerProgram) or isinstance(program.env, HostEnvs)
 
 

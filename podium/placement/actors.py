@@ -10,11 +10,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from podium.placement.engine import EngineError
 from podium.placement.players import Player
 from podium.types import PyTree, Trajectory
+
+T = TypeVar("T")
 
 POLL_SECONDS = 0.2
 """How long anything waits before it looks whether the run has ended or a thread has died."""
@@ -212,6 +214,38 @@ class Working(Watched):
         self.progress += 1
         if self._stop_event.is_set():
             raise Stopped
+
+
+class _Task(Working):
+    """Calls one function, and keeps what it returns."""
+
+    def __init__(self, name: str, function: Callable[[Callable[[], None]], Any], stop: threading.Event):
+        super().__init__(name, stop)
+        self._function = function
+        self.result: Any = None
+
+    def _work(self) -> None:
+        self.result = self._function(self._tick)
+
+
+def look_after(name: str, function: Callable[[Callable[[], None]], T], timeout: float) -> T:
+    """Call `function(tick)` in a thread of this name, and return what it returns; it calls `tick` at every step.
+
+    Raises:
+      ActorError: it raised something, or did not come a step further for `timeout` seconds.
+    """
+    stop = threading.Event()
+    task = _Task(name, function, stop)
+    watch = Watch(task, timeout)
+    task.start()
+    try:
+        while True:
+            task.join(POLL_SECONDS)
+            if not task.is_alive() and task.error is None:
+                return task.result
+            watch.look(task.is_alive())
+    finally:
+        stop.set()
 
 
 class Persistent(Working):

@@ -107,7 +107,7 @@ class FusedProgram(abc.ABC):
             begin = state, metrics, jnp.ones(self.sizes.num_envs, bool)
             state, metrics, finite = jax.lax.fori_loop(0, num_updates, body, begin)
         state = self._settle(state)
-        return state, {**metrics, "finite": program.chunk_finite(state, finite)}
+        return state, {**metrics, "finite": program.chunk_finite(state.agent, finite)}
 
     def _whole(self, state: Any, num_updates: Array) -> tuple[Any, Metrics]:
         """Do a chunk of everything that runs at once."""

@@ -90,36 +90,45 @@ class LearnerProgram(abc.ABC):
           ActorError: a thread died or hung.
         """
 
-    def init(self, seed: int) -> RunState:
+    def init(self, seed: int) -> Any:
         """Return the first state."""
         self._seed = seed
         return program.run_once(self._start, self._shardings)(jax.random.key(seed))
 
-    def _start(self, key: Key) -> RunState:
+    def _start(self, key: Key) -> Any:
         return start(key, self.agent, self.env.spec, self.sizes, self._shapes)
 
     @functools.cached_property
-    def _start_shapes(self) -> RunState:
+    def _start_shapes(self) -> Any:
         return jax.eval_shape(self._start, jax.random.key(0))
 
-    def abstract_state(self) -> RunState:
+    def abstract_state(self) -> Any:
         """Return the state's shapes, dtypes and shardings."""
         place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
         return jax.tree.map(place, self._start_shapes, self._shardings)
 
-    def _partition(self) -> RunState:
+    def _partition(self) -> Any:
         shapes = self._start_shapes
         split = lambda tree: jax.tree.map(lambda x: P("env") if x.ndim else P(), tree)  # noqa: E731
         once: Any = P()
         return RunState(once, once, jax.tree.map(lambda x: P(), shapes.agent), split(shapes.replay), ())
 
-    def _update(self, state: RunState, trajectory: Trajectory) -> tuple[RunState, Metrics, PyTree]:
+    def _update(self, state: Any, trajectory: Trajectory) -> tuple[Any, Metrics, PyTree]:
         learn_key, trajectory = keys.iteration(state.key, state.update).learn, complete(trajectory)
         with batch_groups(len(self.devices)):
             learned = program.make_learn(self.agent, self.sizes)(learn_key, state.agent, state.replay, trajectory)
         following = RunState(state.key, state.update + 1, learned.state, learned.replay, ())
-        finite = program.chunk_finite(following, program.rollout_finite(self.agent, trajectory))
-        return following, {**learned.metrics, "finite": finite}, self.agent.actor(learned.state)
+        finite = program.chunk_finite(following.agent, program.rollout_finite(self.agent, trajectory))
+        return following, {**learned.metrics, "finite": finite}, self._to_publish(following)
+
+    def _to_publish(self, state: Any) -> PyTree:
+        """Return the parameters that are acted with after this state."""
+        return self.agent.actor(state.agent)
+
+    @property
+    def _published_where(self) -> NamedSharding:
+        """How they lie on the mesh."""
+        return NamedSharding(self._mesh, P())
 
     def lower(self) -> Any:
         """Trace learning, once, without compiling it."""
@@ -133,7 +142,7 @@ class LearnerProgram(abc.ABC):
             self._update,
             donate_argnums=0,
             in_shardings=(self._shardings, self._spread_shardings),
-            out_shardings=(self._shardings, everywhere, everywhere),
+            out_shardings=(self._shardings, everywhere, self._published_where),
         )
         self._lowered = update.lower(self.abstract_state(), trajectory)
         self.compile_seconds += time.perf_counter() - began
@@ -147,10 +156,9 @@ class LearnerProgram(abc.ABC):
         keep_freed_memory(self.devices[0])
         began = time.perf_counter()
         self._compiled = lowered.compile()
-        everywhere = NamedSharding(self._mesh, P())
         params = jax.eval_shape(self.agent.actor, self.abstract_state().agent)
         self._compile_players(params)
-        self._publish_first = jax.jit(self.agent.actor, out_shardings=everywhere)
+        self._compiled_to_publish = jax.jit(self._to_publish, out_shardings=self._published_where)
         self.compile_seconds += time.perf_counter() - began
 
     def _abstract_trajectory(self) -> Trajectory:
@@ -163,7 +171,7 @@ class LearnerProgram(abc.ABC):
         carries = {name: jax.tree.map(lambda x: by_env, getattr(trajectory, name)) for name in ("carry", "end_carry")}
         return shardings._replace(policy_version=NamedSharding(self._mesh, P()), **carries)
 
-    def chunk(self, state: RunState, num_updates: int) -> tuple[RunState, Metrics]:
+    def chunk(self, state: Any, num_updates: int) -> tuple[Any, Metrics]:
         """Do `num_updates` updates; consumes `state`; starts the actors when first called.
 
         Raises:
@@ -198,12 +206,12 @@ class LearnerProgram(abc.ABC):
         # that hold the device's buffers, 160 kB an update, as long as a row of metrics lives.
         return state, jax.tree.map(np.array, jax.block_until_ready(metrics))
 
-    def _begin(self, state: RunState) -> None:
+    def _begin(self, state: Any) -> None:
         start, run_key = self.update_count(state), jax.device_get(distributed.local(state.key))
         # A run that goes on: its episodes begin anew, and not with those it began with.
         seed = self._seed if self._seed is not None else seed_at(run_key, start)
         self._threads = self._make_threads(run_key, seed, start)
-        self._publish(self._publish_first(state.agent), start)
+        self._publish(self._compiled_to_publish(state), start)
         self._watches = {thread: Watch(thread, self._timeout) for thread in self._threads}
         for thread in self._threads:
             thread.start()
@@ -243,7 +251,7 @@ class LearnerProgram(abc.ABC):
         ]
         return jax.tree.map(whole, self._spread_shardings, *alike)
 
-    def adopt(self, state: RunState, agent: PyTree, update: int) -> RunState:
+    def adopt(self, state: Any, agent: PyTree, update: int) -> Any:
         """Return the first state with the agent's State of another run; see `Program.adopt`."""
         return program.adopt(state, agent, update)
 
@@ -341,7 +349,7 @@ def account(pieces: list[Piece], number: int, wall: float, waited: float, droppe
     return {name: np.float32(value) for name, value in row.items()}
 
 
-def _by_axis(function: Callable[..., jax.Array], *trajectories: Trajectory) -> Trajectory:
+def by_axis(function: Callable[..., jax.Array], *trajectories: Trajectory) -> Trajectory:
     """Map `function(axis of the environments, *leaves)` over trajectories; the version stays the first one's."""
     fields = {}
     for name in Trajectory._fields:
@@ -352,12 +360,12 @@ def _by_axis(function: Callable[..., jax.Array], *trajectories: Trajectory) -> T
 
 
 def _cut_envs(trajectory: Trajectory, low: int, high: int) -> Trajectory:
-    return _by_axis(lambda axis, x: jax.lax.slice_in_dim(x, low, high, axis=axis), trajectory)
+    return by_axis(lambda axis, x: jax.lax.slice_in_dim(x, low, high, axis=axis), trajectory)
 
 
 def _join_envs(parts: list[Trajectory]) -> Trajectory:
     versions = jnp.stack([part.policy_version for part in parts])
-    return _by_axis(lambda axis, *x: jnp.concatenate(x, axis), *parts)._replace(policy_version=versions.min())
+    return by_axis(lambda axis, *x: jnp.concatenate(x, axis), *parts)._replace(policy_version=versions.min())
 
 
 _cut: Callable[..., Trajectory] = jax.jit(_cut_envs, static_argnums=(1, 2))

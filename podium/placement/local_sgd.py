@@ -1,29 +1,38 @@
 """LocalSGD: workers that learn alone and now and then take the mean of what they know (parameter averaging).
 
 McDonald et al. 2010; Stich 2019, "Local SGD Converges Fast and Communicates Little". All in one compiled program: a
-worker is a share of the environments with an agent's State of its own, and only the averaging crosses devices.
+worker is a share of the environments with an agent's State of its own, and only the averaging crosses devices. Over
+environments on the CPU a thread of each worker steps its share, and one program lets all learn.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+import queue
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from podium import distributed, episodes, keys
 from podium.agent import Agent
 from podium.env import Env
 from podium.host import HostEnvs
-from podium.learn import learn
 from podium.placement import program
+from podium.placement.acting import Acting, Compiled, complete
+from podium.placement.actors import Actor, Piece, Watched, take
+from podium.placement.averaging import Averaging, LocalSGDState
 from podium.placement.devices import Devices, resolve_devices
 from podium.placement.explanation import Explanation
-from podium.placement.fused import FusedProgram, trajectory_specs
+from podium.placement.fused import FusedProgram
+from podium.placement.learner import LearnerProgram, choose_lanes, host_shapes, start
+from podium.placement.players import HostPlayer
 from podium.placement.program import Sizes
-from podium.placement.table import Move, Role, device_name, nbytes, numbers
+from podium.placement.table import Move, Role, device_name
 from podium.rollout import RolloutState, rollout
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
@@ -45,11 +54,14 @@ class LocalSGD:
         workers together take the step of the global gradient.
       devices: a number (of each process, where there are several), a sequence of devices, or None for as many as
         divide `workers`.
+      worker_timeout: seconds without a step after which a worker whose environments are on the CPU counts as hung, and
+        the run ends.
     """
 
     workers: int | None = None
     average_every: int = 4
     devices: Devices = None
+    worker_timeout: float = 60.0
 
     def build(
         self,
@@ -61,12 +73,19 @@ class LocalSGD:
         seeds: int = 1,
         num_lanes: int | None = None,
         max_updates: int = 1,
-    ) -> LocalSGDProgram:
+    ) -> LocalSGDProgram | HostLocalSGDProgram:
         """Check every size and return the program; see `Placement.build`. `num_lanes` are those of each worker."""
         program.check_sizes(num_envs, rollout_length, seeds, max_updates)
         program.check_one_seed("LocalSGD", seeds)
         devices, workers = self._resolve()
         program.check_workers(num_envs, workers)
+        if isinstance(env, HostEnvs):
+            program.check_one_process("LocalSGD over environments on the CPU")
+            shapes = host_shapes(agent, env.spec, env.resets_in_next_step)
+            share = num_envs // workers
+            lanes = choose_lanes(agent, env.spec, shapes, share, rollout_length, 1, num_lanes)
+            sizes = Sizes(num_envs, rollout_length, 1, lanes)
+            return HostLocalSGDProgram(agent, env, sizes, devices, workers, self.average_every, self.worker_timeout)
         env = program.prepare(env)
         lanes = program.resolve_lanes(agent, env, num_envs // workers, rollout_length, 1, num_lanes)
         sizes = Sizes(num_envs, rollout_length, 1, lanes)
@@ -77,12 +96,13 @@ class LocalSGD:
         devices, workers = self._resolve()
         formula = f"State / {self.average_every}" if len(devices) > 1 else 0
         shares = ["its share of the environments"] * workers
-        return _explain(devices, shares, formula, self.average_every)
+        return _explain(devices, shares, {"what workers know": formula}, self.average_every)
 
     def _resolve(self) -> tuple[list[jax.Device], int]:
         if self.workers is not None:
             program.check_positive(workers=self.workers)
         program.check_positive(average_every=self.average_every)
+        program.check_seconds(worker_timeout=self.worker_timeout)
         devices = resolve_devices(self.devices)
         workers = len(devices) if self.workers is None else self.workers
         if self.devices is None and distributed.num_processes() == 1:
@@ -95,35 +115,20 @@ class LocalSGD:
         return devices, workers
 
 
-def _explain(devices: list[jax.Device], shares: list[str], average: int | str, every: int) -> Explanation:
+def _explain(devices: list[jax.Device], shares: list[str], amounts: Mapping[str, int | str], every: int) -> Explanation:
     each = len(shares) // len(devices)
     roles = [Role(f"worker {i}", device_name(devices[i // each]), share) for i, share in enumerate(shares)]
-    moves = [Move("what workers know", "averaged among devices", average)] if average else []
+    ways = {
+        "observations": "environments on the host to workers",
+        "actions": "workers to environments on the host",
+        "what workers know": "averaged among devices",
+    }
+    moves = [Move(name, ways[name], amount) for name, amount in amounts.items() if amount]
     title = "LocalSGD: workers step environments, act and learn alone; then they take the mean."
     often = "every iteration" if every == 1 else f"every {every} iterations"
     stale = f"never; each acts with its own newest parameters, which differ from the others' until the mean, {often}."
     waits = f"workers for one another when they take the mean, {often}."
     return Explanation(title, roles, moves, stale=stale, waits=waits)
-
-
-class LocalSGDState(NamedTuple):
-    """A run of W workers, and all that a checkpoint holds.
-
-    Attributes:
-      key: of the run; every iteration's keys are folded from it and `update`.
-      update: int32, iterations done.
-      agent: the mean of the workers' States at the last average or the end of the last chunk.
-      workers: their States, [W, ...].
-      replay: of each worker, [W, ...], or `()`.
-      rollout: where the environments of each worker stand, [W, B / W, ...].
-    """
-
-    key: Key
-    update: Array
-    agent: PyTree
-    workers: PyTree
-    replay: PyTree
-    rollout: RolloutState
 
 
 class LocalSGDProgram(FusedProgram):
@@ -139,117 +144,138 @@ class LocalSGDProgram(FusedProgram):
         average_every: int,
         max_updates: int,
     ):
-        self.workers, self.average_every = workers, average_every
+        self.workers = workers
+        mesh = Mesh(np.array(devices), ("worker",), axis_types=(AxisType.Auto,))
+        self._averaging = Averaging(agent, sizes, workers, average_every, mesh)
         super().__init__(agent, env, sizes, devices, "worker", max_updates)
 
     def _start(self, key: Key) -> LocalSGDState:
-        share = dataclasses.replace(self.sizes, num_envs=self.sizes.num_envs // self.workers)
+        share = self._averaging.share
         whole = program.start(key, self.agent._replace(replay=None), self.env, self.sizes)
         replay = program.start(key, self.agent, self.env, share).replay
         split = lambda x: x.reshape(self.workers, share.num_envs, *x.shape[1:])  # noqa: E731
-        rollouts = jax.tree.map(split, whole.rollout)
-        workers = self._each(jax.tree.map(jnp.copy, whole.agent))
-        return LocalSGDState(whole.key, whole.update, whole.agent, workers, self._each(replay), rollouts)
-
-    def _each(self, tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.workers, *x.shape)), tree)
+        return self._averaging.start(whole, replay, jax.tree.map(split, whole.rollout))
 
     def _partition(self) -> LocalSGDState:
-        shapes = jax.eval_shape(self._start, jax.random.key(0))
-        split = lambda tree: jax.tree.map(lambda x: P("worker"), tree)  # noqa: E731
-        once: Any = P()
-        agent = jax.tree.map(lambda x: P(), shapes.agent)
-        return LocalSGDState(once, once, agent, split(shapes.workers), split(shapes.replay), split(shapes.rollout))
+        return self._averaging.partition(jax.eval_shape(self._start, jax.random.key(0)))
 
     def _iterate(self, state: LocalSGDState) -> tuple[LocalSGDState, Metrics, Array]:
-        rollout_key, learn_key = keys.iteration(state.key, state.update)
-        alone = self.agent._replace(observe=lambda agent_state, trajectory: agent_state)
+        rollout_key = keys.iteration(state.key, state.update).rollout
 
-        def work(number: Array, agent_state: PyTree, replay: PyTree, rollout_state: RolloutState) -> Any:
+        def play(agent_state: PyTree, rollout_state: RolloutState) -> Any:
             params, length = self.agent.actor(agent_state), self.sizes.rollout_length
             following, trajectory, ended = rollout(
                 rollout_key, self.agent, self.env, params, rollout_state, length, state.update
             )
-            key = learn_key if self.workers == 1 else jax.random.fold_in(learn_key, number)
-            learned = learn(key, alone, agent_state, replay, trajectory, self.sizes.num_lanes)
-            return learned, following, trajectory, episodes.summarize(ended)
+            return following, trajectory, episodes.summarize(ended)
 
-        def local(numbers: Array, agents: PyTree, replays: PyTree, rollouts: RolloutState) -> Any:
-            learned, following, trajectory, ended = jax.vmap(work)(numbers, agents, replays, rollouts)
-            return learned, following, _join(trajectory), ended
-
-        by_worker: Any = P("worker")
-        learned, following, trajectory, ended = jax.shard_map(
-            local,
-            mesh=self._mesh,
-            in_specs=by_worker,
-            out_specs=(by_worker, by_worker, trajectory_specs("worker"), by_worker),
-            check_vma=False,
-        )(jnp.arange(self.workers), state.workers, state.replay, state.rollout)
-
-        workers = jax.vmap(self.agent.observe, in_axes=(0, None))(learned.state, trajectory)
-        update = state.update + 1
-        agent, workers, distance = jax.lax.cond(
-            update % self.average_every == 0,
-            self._meet,
-            lambda workers: (state.agent, workers, jnp.full((), jnp.nan)),
-            workers,
-        )
-        metrics = {
-            **jax.tree.map(lambda x: jnp.mean(x, axis=0), learned.metrics),
-            **jax.tree.map(lambda x: jnp.sum(x, axis=0), ended),
-            "worker_distance": distance,
-        }
-        finite = program.rollout_finite(self.agent, trajectory)
-        return LocalSGDState(state.key, update, agent, workers, learned.replay, following), metrics, finite
-
-    def _meet(self, workers: PyTree) -> tuple[PyTree, PyTree, Array]:
-        """Return the mean of the workers' States, it again for each of them, and their distance from it."""
-        agent = _mean(workers)
-        return agent, self._each(agent), _distance(workers, agent)
+        by_worker = self._averaging.by_worker
+        following, trajectories, ended = jax.shard_map(
+            jax.vmap(play), mesh=self._mesh, in_specs=by_worker, out_specs=by_worker, check_vma=False
+        )(state.workers, state.rollout)
+        state, metrics, finite = self._averaging.learn(state._replace(rollout=following), trajectories)
+        return state, {**metrics, **jax.tree.map(lambda x: jnp.sum(x, axis=0), ended)}, finite
 
     def _settle(self, state: LocalSGDState) -> LocalSGDState:
-        return state._replace(agent=_mean(state.workers))
+        return self._averaging.settle(state)
 
     def adopt(self, state: LocalSGDState, agent: PyTree, update: int) -> LocalSGDState:
         """Return the first state with the agent's State of another run for every worker; see `Program.adopt`."""
-        state = super().adopt(state, agent, update)
-        workers = jax.jit(self._each, out_shardings=self._shardings.workers)(state.agent)
-        return state._replace(workers=workers)
+        return self._averaging.spread(super().adopt(state, agent, update), self._shardings)
 
     def explain(self) -> Explanation:
         """Say in a table and a drawing who runs where, and how many bytes move in an update."""
-        share = self.sizes.num_envs // self.workers
-        shares = [numbers(i * share, share) for i in range(self.workers)]
-        return _explain(self.devices, shares, self.bytes_per_update()["what workers know"], self.average_every)
+        return _explain(self.devices, self._averaging.shares(), self.bytes_per_update(), self._averaging.average_every)
 
     def bytes_per_update(self) -> dict[str, int]:
         """Return what moves in an update, averages spread over all."""
-        leaves = jax.tree.leaves(jax.eval_shape(self._start, jax.random.key(0)).agent)
-        moved = nbytes([x for x in leaves if _averaged(x)]) // self.average_every
-        return {"what workers know": moved if len(self.devices) > 1 else 0}
+        agent_state = jax.eval_shape(self._start, jax.random.key(0)).agent
+        return {"what workers know": self._averaging.bytes_per_update(agent_state)}
 
 
-def _join(trajectory: Trajectory) -> Trajectory:
-    """Return trajectories [W, T, B, ...] as one of all environments, [T, W * B, ...]."""
-    rows = lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])  # noqa: E731
-    by_env = lambda x: x.reshape(-1, *x.shape[2:])  # noqa: E731
-    ends = {"carry", "end_carry", "policy_version"}
-    fields = {name: jax.tree.map(rows, value) for name, value in trajectory._asdict().items() if name not in ends}
-    carries = {name: jax.tree.map(by_env, getattr(trajectory, name)) for name in ("carry", "end_carry")}
-    return Trajectory(**fields, **carries, policy_version=trajectory.policy_version[0])
+class HostLocalSGDProgram(LearnerProgram):
+    """Workers whose environments are on the CPU, each stepped by a thread, and one program that learns; a `Program`."""
 
+    def __init__(
+        self,
+        agent: Agent,
+        envs: HostEnvs,
+        sizes: Sizes,
+        devices: list[jax.Device],
+        workers: int,
+        average_every: int,
+        timeout: float,
+    ):
+        self.workers = workers
+        mesh = Mesh(np.array(devices), ("env",), axis_types=(AxisType.Auto,))
+        self._averaging = Averaging(agent, sizes, workers, average_every, mesh)
+        share, shapes = self._averaging.share.num_envs, host_shapes(agent, envs.spec, envs.resets_in_next_step)
+        self._acting = Acting(agent, envs.spec, share, sizes.rollout_length, envs.resets_in_next_step)
+        each = workers // len(devices)
+        super().__init__(
+            agent, envs, sizes, shapes, share, devices, [devices[i // each] for i in range(workers)], timeout
+        )
 
-def _averaged(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.inexact)
+    def _start(self, key: Key) -> LocalSGDState:
+        first = partial(start, key, spec=self.env.spec, shapes=self._shapes)
+        whole = first(agent=self.agent._replace(replay=None), sizes=self.sizes)
+        return self._averaging.start(whole, first(agent=self.agent, sizes=self._averaging.share).replay, ())
 
+    def _partition(self) -> LocalSGDState:
+        return self._averaging.partition(self._start_shapes)
 
-def _mean(workers: PyTree) -> PyTree:
-    """Return the mean of States [W, ...]; what is no number with a fraction is the first worker's."""
-    return jax.tree.map(lambda x: jnp.mean(x, axis=0) if _averaged(x) else x[0], workers)
+    def _update(self, state: LocalSGDState, trajectory: Trajectory) -> tuple[LocalSGDState, Metrics, PyTree]:
+        state, metrics, finite = self._averaging.learn(state, self._averaging.split(complete(trajectory)))
+        return state, {**metrics, "finite": program.chunk_finite(state.workers, finite)}, self._to_publish(state)
 
+    def _to_publish(self, state: LocalSGDState) -> PyTree:
+        return jax.vmap(self.agent.actor)(state.workers)
 
-def _distance(workers: PyTree, mean: PyTree) -> Array:
-    """Return the root mean square of what lies between States [W, ...] and their mean."""
-    pairs = [(x, y) for x, y in zip(jax.tree.leaves(workers), jax.tree.leaves(mean), strict=True) if _averaged(x)]
-    return jnp.sqrt(sum((jnp.sum(jnp.square(x - y)) for x, y in pairs), jnp.zeros(())) / sum(x.size for x, _ in pairs))
+    @property
+    def _published_where(self) -> NamedSharding:
+        return NamedSharding(self._mesh, self._averaging.by_worker)
+
+    def _publish(self, params: PyTree, version: int) -> None:
+        """Give each worker its own."""
+        for worker, (slot, device) in enumerate(zip(self._slots, self._actor_devices, strict=True)):
+            mine = jax.tree.map(lambda x, worker=worker: x[worker], params)
+            slot.put(jax.block_until_ready(jax.device_put(mine, device, may_alias=False)), version)
+
+    def chunk(self, state: LocalSGDState, num_updates: int) -> tuple[LocalSGDState, Metrics]:
+        """Do `num_updates` updates, each from a rollout of every worker's newest policy; see `LearnerProgram.chunk`."""
+        state, metrics = super().chunk(state, num_updates)
+        return self._settle(state), metrics
+
+    def _compile_players(self, params: PyTree) -> None:
+        compiled = {device: Compiled(self._acting, params, device) for device in self.devices}
+        self._acting_on = [compiled[device] for device in self._actor_devices]
+        self._settle = jax.jit(self._averaging.settle, donate_argnums=0, out_shardings=self._shardings)
+
+    def _make_threads(self, run_key: Key, seed: int, start: int) -> Sequence[Watched]:
+        share = self._averaging.share.num_envs
+        self._actors = []
+        for worker, (compiled, slot) in enumerate(zip(self._acting_on, self._slots, strict=True)):
+            player = partial(HostPlayer, self.env, seed, worker * share, compiled, run_key)
+            pieces: queue.Queue[Piece] = queue.Queue(1)
+            make_player = lambda failures, player=player: player()  # noqa: E731
+            self._actors.append(Actor(worker, make_player, start, slot, pieces, self._stop, lockstep=True))
+        return self._actors
+
+    def _take(self, number: int) -> tuple[list[Piece], int]:
+        return [take(actor.pieces, [self._watches[actor]]) for actor in self._actors], 0
+
+    def adopt(self, state: LocalSGDState, agent: PyTree, update: int) -> LocalSGDState:
+        """Return the first state with the agent's State of another run for every worker; see `Program.adopt`."""
+        return self._averaging.spread(super().adopt(state, agent, update), self._shardings)
+
+    def explain(self) -> Explanation:
+        """Say in a table and a drawing who runs where, and how many bytes move in an update."""
+        return _explain(self.devices, self._averaging.shares(), self.bytes_per_update(), self._averaging.average_every)
+
+    def bytes_per_update(self) -> dict[str, int]:
+        """Return what moves in an update, averages spread over all."""
+        agent_state = self._start_shapes.agent
+        return {
+            **self._acting.bytes_moved(jax.eval_shape(self.agent.actor, agent_state), self.sizes.num_envs),
+            "what workers know": self._averaging.bytes_per_update(agent_state),
+        }

@@ -287,9 +287,29 @@ def iterate(state: RunState, agent: Agent, collect: Rollout, digest: Learn) -> t
     )
 
 
-def make_learn(agent: Agent, sizes: Sizes, fold: Callable[..., Any] = jax.lax.scan) -> Learn:
+def in_turn(
+    iterate: Callable[[Any], tuple[Any, Metrics, Array]], state: Any, num_updates: int, num_envs: int
+) -> tuple[Any, Metrics]:
+    """Return what `Program.chunk` does, one iteration after the other; each `state -> (state, metrics, finite)`."""
+    rows, finite = [], np.ones(num_envs, bool)
+    for _ in range(num_updates):
+        state, metrics, new_finite = iterate(state)
+        rows.append(jax.device_get(metrics))
+        finite &= np.asarray(new_finite)
+    stacked = jax.tree.map(lambda *x: np.stack(x), *rows)
+    return state, {**stacked, "finite": np.asarray(chunk_finite(state.agent, jnp.asarray(finite)))}
+
+
+def make_learn(
+    agent: Agent,
+    sizes: Sizes,
+    fold: Callable[..., Any] = jax.lax.scan,
+    once_ready: Callable[..., Any] | None = None,
+) -> Learn:
     """Bind `podium.learn.learn` to an agent and its sizes."""
-    return lambda key, state, replay, trajectory: learn(key, agent, state, replay, trajectory, sizes.num_lanes, fold)
+    return lambda key, state, replay, trajectory: learn(
+        key, agent, state, replay, trajectory, sizes.num_lanes, fold, once_ready
+    )
 
 
 def gradients(agent: Agent, sizes: Sizes, state: PyTree, replay: PyTree, trajectory: Trajectory) -> tuple[PyTree, int]:
@@ -351,9 +371,9 @@ SMALL = 2**16
 """Numbers in an array that `all_finite` may copy."""
 
 
-def chunk_finite(state: RunState, envs_finite: Array) -> Array:
-    """Return what a chunk says as "finite", [2]: of the agent's state, and of all that the environments [B] gave."""
-    return jnp.stack([all_finite(state.agent), envs_finite.all()])
+def chunk_finite(agent_state: PyTree, envs_finite: Array) -> Array:
+    """Return what a chunk says as "finite", [2]: of the agent's State, and of all that the environments [B] gave."""
+    return jnp.stack([all_finite(agent_state), envs_finite.all()])
 
 
 def all_finite(tree: PyTree) -> Array:

@@ -196,7 +196,7 @@ class ReplayApartProgram(DistributedActorsProgram):
             agent, good = self._compiled_observe(agent, trajectory)
             finite = finite and bool(good)
         self._newest, self._published = jax.block_until_ready(agent), number + 1
-        self._publish(self._publish_first(agent), number + 1)
+        self._publish(self._compiled_to_publish(state._replace(agent=agent)), number + 1)
         wall, dropped = time.perf_counter() - began, sum(batch.dropped for batch in seen)
         pieces = [piece for batch in seen for piece in batch.pieces]
         story = account(pieces or [Piece(None, number, _NOTHING)], number, wall, waited, dropped)

@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
+
 from podium.placement.anakin import Anakin
 from podium.placement.central_inference import CentralInference
 from podium.placement.distributed_actors import DistributedActors
@@ -52,7 +54,21 @@ def _steps(bench: Bench) -> int:
 
 
 def _single(bench: Bench, placement: Single, program: Any) -> Made:
-    return Made((Line("the loop", bench.single(program)),), _steps(bench))
+    if bench.env is None:
+        stages = (
+            *_played(bench, bench.num_envs, 1, program.devices[0]),
+            bench.update(bench.num_envs, (program.devices[0],)),
+        )
+    else:
+        stages = bench.single(program)
+    return Made((Line("the loop", stages),), _steps(bench))
+
+
+def _played(bench: Bench, share: int, workers: int, device: jax.Device) -> tuple[Stage, ...]:
+    """Return the stages of a rollout of one of some workers: step by step on the host, or as one program."""
+    if bench.env is not None:
+        return bench.rollout(share, (device,))
+    return act_on_host(bench.length, bench.acting(share, device, workers), bench.stepping(share, workers))
 
 
 def _anakin(bench: Bench, placement: Anakin, program: Any) -> Made:
@@ -69,8 +85,8 @@ def _local_sgd_values(devices: int, num_envs: int) -> Sequence[LocalSGD]:
 
 def _local_sgd(bench: Bench, placement: LocalSGD, program: Any) -> Made:
     """One worker a device, none of which waits for another but at the mean, which is left out: few bytes, seldom."""
-    share, first = bench.num_envs // program.workers, (program.devices[0],)
-    stages = *bench.rollout(share, first), bench.update(share, first)
+    share, first = bench.num_envs // program.workers, program.devices[0]
+    stages = *_played(bench, share, program.workers, first), bench.update(share, (first,))
     return Made((Line("a worker", stages, program.workers),), _steps(bench))
 
 
@@ -138,12 +154,7 @@ def _distributed_actors(bench: Bench, placement: DistributedActors, program: Any
     """Workers play side by side, whole rollouts where environments are pure; one learner takes what they bring."""
     acting, learners = placement.devices()
     share = bench.num_envs // placement.workers
-    if bench.env is None:
-        inference = bench.acting(share, acting[0], placement.workers)
-        turn = bench.stepping(share, placement.workers)
-        stages: tuple[Stage, ...] = act_on_host(bench.length, inference, turn)
-    else:
-        stages = bench.rollout(share, (acting[0],))
+    stages = _played(bench, share, placement.workers, acting[0])
     moving = bench.transfer(bench.num_envs, acting[0], tuple(learners))
     learning = Stage("transfer", moving), bench.update(bench.num_envs, tuple(learners))
     return Made((Line("a worker", stages, placement.workers), Line("learning", learning)), _steps(bench))

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-from podium.placement.evolution import EvolutionProgram
 from podium.placement.fused import FusedProgram
 from podium.placement.program import Program
 from podium.placement.single import SingleProgram
@@ -54,7 +53,7 @@ class Runner:
         number = max(1, min(MOST_UPDATES, round(seconds / self._seconds)))
         metrics, passed = self._run(number)
         self._seconds = passed / number
-        whole_episodes = isinstance(self._program, EvolutionProgram)
+        whole_episodes = getattr(self._program, "whole_episodes", False)
         steps = metrics["valid_steps"].sum() if whole_episodes else number * self._program.sizes.steps_per_update
         return float(steps) / passed
 

@@ -32,7 +32,7 @@ from podium.networks import batch_groups
 from podium.placement import program
 from podium.placement.acting import Acting, Compiled, complete
 from podium.placement.cut import cut as make_cut
-from podium.placement.evolution import EvolutionProgram
+from podium.placement.evolution import EvolutionProgram, HostEvolutionProgram
 from podium.placement.fused import trajectory_specs
 from podium.placement.program import Sizes
 from podium.placement.single import SingleProgram
@@ -456,7 +456,9 @@ class Bench:
         cost = self._clock(f"{steps} steps in Python's loops", play).times(self.length / steps)
         return Stage("rollout", cost), self.update(self.num_envs, (readable.devices[0],))
 
-    def generation(self, small: EvolutionProgram, members: int) -> tuple[tuple[Stage, ...], float]:
+    def generation(
+        self, small: EvolutionProgram | HostEvolutionProgram, members: int
+    ) -> tuple[tuple[Stage, ...], float]:
         """Return the stage of a generation of `members`, from a smaller one, and the steps that it plays."""
         small.compile()
         state, played = small.init(self._seed), []

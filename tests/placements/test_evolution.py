@@ -17,7 +17,7 @@ from podium import keys
 from podium.agent import Agent
 from podium.agents import a2c, apex, dqn, impala, ppo
 from podium.evaluate import make_evaluator
-from podium.placement.evolution import centered_ranks, perturbed
+from podium.placement.strategy import centered_ranks, perturbed
 
 POPULATION, LIMIT = 32, 9  # A game of Catch lasts 9 steps.
 
@@ -39,7 +39,7 @@ def build(placement: podium.Evolution, agent: Agent, env: Any = "podium/Catch", 
 def chosen(agent: Agent, env: Any) -> list[str]:
     shapes = jax.eval_shape(lambda key: agent.init(key, env.spec), jax.random.key(0))
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
-    return [path for path, moved in zip(paths, perturbed(agent, env, shapes), strict=True) if moved]
+    return [path for path, moved in zip(paths, perturbed(agent, env.spec, shapes), strict=True) if moved]
 
 
 @pytest.mark.parametrize("episodes", [1, 2])
@@ -177,13 +177,6 @@ def test_a_generation_counts_the_steps_that_were_played() -> None:
 def test_what_cannot_be_is_refused(changes: dict[str, Any], sizes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         build(podium.Evolution(**{"devices": 1, **changes}), AGENTS["ppo"], **sizes)
-
-
-def test_host_environments_are_refused() -> None:
-    from podium.host import on_host
-
-    with pytest.raises(ValueError, match="podium/Catch runs on the CPU, outside compiled programs"):
-        build(podium.Evolution(devices=1), AGENTS["ppo"], on_host(podium.envs.make("podium/Catch")))
 
 
 def test_it_says_who_plays_where_and_what_moves() -> None:

@@ -63,9 +63,9 @@ def test_every_placement_is_predicted(agent: str) -> None:
 def test_environments_on_the_host_run_where_they_can() -> None:
     made = podium.plan(AGENT, on_host(podium.envs.make("podium/Catch")), top=1, **TINY)
     can = {row.name for row in made.rows if row.predicted is not None}
-    assert can == {"Sebulba", "CentralInference", "DistributedActors", "ParameterServer"}
-    refused = [row.why_not for row in made.rows if row.name in ("Single", "Anakin", "Evolution")]
-    assert len(refused) == 3 and all("outside compiled programs" in why for why in refused)
+    assert can == {candidate.name for candidate in CANDIDATES} - {"Anakin", "LocalSGD"}  # One device is no average.
+    (refused,) = [row.why_not for row in made.rows if row.name == "Anakin"]
+    assert "outside compiled programs" in refused
     assert made.best.measured > 0 and made.best.name in can
 
 
