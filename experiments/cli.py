@@ -172,9 +172,56 @@ class SebulbaFlags(RunFlags):
 
     def placement(self) -> Placement:
         """Return Sebulba as these flags say."""
-        flags = {field.name for field in dataclasses.fields(self)}
-        names = [field.name for field in dataclasses.fields(podium.Sebulba) if field.name in flags]
-        return podium.Sebulba(**{name: getattr(self, name) for name in names})
+        return podium.Sebulba(**_fields_of(podium.Sebulba, self))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DistributedActorsFlags(RunFlags):
+    """Flags of a run whose workers play with a copy of the policy each, and whose learner takes what they bring."""
+
+    num_envs: int = 16
+    """Environments side by side; the workers must divide it."""
+    workers: int = 4
+    """Workers, with environments of their own."""
+    worker_devices: int = 1
+    """Devices that act, which workers take turns in: the first there are."""
+    learner_devices: int = 1
+    """Devices that learn: those after them; where there are not enough, both use the same."""
+    refresh_every: int = 1
+    """Rollouts that a worker plays with the same parameters."""
+    queue_depth: int = 1
+    """Rollouts of a worker that may wait for the learner."""
+    max_lag: int | None = None
+    """Rollouts whose policy is more updates old than this are dropped; None keeps all."""
+    lockstep: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Let each rollout wait for the update before it, as if all were one program."""
+    replay_apart: bool = True
+    """Keep the replay apart: rollouts go into it as they come, learning samples from it, and the faster waits."""
+    replay_tolerance: float = 1.0
+    """Updates that inserting and sampling may then be ahead of each other, above 0."""
+    restarts: int = 0
+    """Failures of workers that the run survives."""
+    worker_timeout: float = 60.0
+    """Seconds without progress after which a worker counts as hung, and the run ends."""
+    engine: Literal["threads", "ray"] = "threads"
+    """Where workers play: in threads of this process, or in a Ray actor each."""
+    replay_engine: Literal["threads", "ray"] = "threads"
+    """Where a replay apart is: in this process, or in a Ray actor."""
+
+    def number_of_devices(self) -> int | None:
+        """Return how many both need, where one does not do for both."""
+        needed = self.worker_devices + self.learner_devices
+        return needed if needed > 2 else None
+
+    def placement(self) -> Placement:
+        """Return DistributedActors as these flags say."""
+        return podium.DistributedActors(**_fields_of(podium.DistributedActors, self))
+
+
+def _fields_of(placement: Any, flags: RunFlags) -> dict[str, Any]:
+    """Return the settings of a placement that are flags."""
+    names = {field.name for field in dataclasses.fields(flags)}
+    return {field.name: getattr(flags, field.name) for field in dataclasses.fields(placement) if field.name in names}
 
 
 class Chosen(NamedTuple):
@@ -218,7 +265,7 @@ def main(
     """Train as the command line says.
 
     Args:
-      flags_class: `AnakinFlags` or `SebulbaFlags` with the fields of `agents.Config`.
+      flags_class: `AnakinFlags`, `SebulbaFlags` or `DistributedActorsFlags` with the fields of `agents.Config`.
       agents: module of the agent: `Config` and `make`.
       presets: by name.
       sizes_in_words: `(agent config, Sizes) -> rows of the plan` about what an iteration learns from.

@@ -157,6 +157,60 @@ DQN: dict[str, Preset] = {
     ),
 }
 
+_APEX_TRIALS = "Horgan et al. 2018 for exploration and priorities; the rest from this project's trials."
+
+APEX: dict[str, Preset] = {
+    "catch": Preset(
+        "podium/Catch",
+        _APEX_TRIALS,
+        {
+            "num_envs": 16,
+            "num_steps": 60_000,
+            "learning_rate": 1e-3,
+            "batch_size": 64,
+            "buffer_capacity": 20_000,
+            "min_replay_size": 500,
+            "hidden_sizes": (64,),
+        },
+    ),
+    "cartpole": Preset(
+        "CartPole-v1",
+        _APEX_TRIALS,
+        {
+            "num_envs": 16,
+            "rollout_length": 1,
+            "num_steps": 500_000,
+            "learning_rate": 3e-4,
+            "buffer_capacity": 200_000,
+            "target_update_period": 200,
+            "hidden_sizes": (120, 84),
+        },
+    ),
+    "atari-apex": Preset(
+        "Pong-v5",
+        "Horgan et al. 2018, appendix C: batches of 512, target every 2,500, learning from 50,000 transitions on, "
+        "gradient norm 40, rate 6.25e-5 (of Adam here, of RMSProp there), dueling Nature CNN. 64 actors and 100,000 "
+        "transitions here, 360 and 2,000,000 there, for one machine; each is learnt from once, 0.8 times there.",
+        {
+            "num_envs": 64,
+            "num_actors": 64,
+            "workers": 8,
+            "rollout_length": 16,
+            "num_steps": 50_000_000,
+            "learning_rate": 6.25e-5,
+            "batch_size": 512,
+            "samples_per_insert": 1.0,
+            "buffer_capacity": 100_000,
+            "min_replay_size": 50_000,
+            "target_update_period": 2_500,
+            "max_grad_norm": 40.0,
+            "torso": "nature_cnn",
+            "hidden_sizes": (512,),
+            "eval_episodes": 10,
+        },
+    ),
+}
+
 IMPALA: dict[str, Preset] = {
     "cartpole": Preset(
         "CartPole-v1",

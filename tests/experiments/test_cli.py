@@ -14,6 +14,7 @@ from pathlib import Path
 
 import a2c_anakin
 import a2c_sebulba
+import apex_distributed
 import cli
 import dqn_anakin
 import impala_anakin
@@ -27,7 +28,7 @@ import replay
 
 import podium
 from podium import command
-from podium.agents import a2c, dqn, impala, ppo
+from podium.agents import a2c, apex, dqn, impala, ppo
 from podium.checkpoint import CheckpointError
 from podium.placement.anakin import AnakinProgram
 from podium.runs import RunFolder
@@ -39,6 +40,7 @@ OTHERS = {
     "ppo on the CPU": (ppo_sebulba, ppo, presets.PPO_SEBULBA),
     "a2c on the CPU": (a2c_sebulba, a2c, presets.A2C_SEBULBA),
     "impala on the CPU": (impala_sebulba, impala, presets.IMPALA_SEBULBA),
+    "apex by workers": (apex_distributed, apex, presets.APEX),
 }
 ALL = {**SCRIPTS, **OTHERS}
 TINY = ["--env", "podium/Catch", "--preset", "none", "--devices", "1", "--no-progress", "--no-compilation-cache"]
@@ -336,7 +338,7 @@ def test_a_signal_saves_and_the_run_goes_on(experiments: Path) -> None:
 def test_jax_has_not_started_when_flags_that_say_how_it_starts_are_read(experiments: Path) -> None:
     script = """
 import benchmark, cli, presets, podium
-from podium.agents import a2c, dqn, impala, ppo
+from podium.agents import a2c, apex, dqn, impala, ppo
 late = podium.request_cpu_threads(1)
 assert late is None, late
 import jax
