@@ -84,7 +84,12 @@ def slow_envs(shortest: float, longest: float) -> HostEnvs:
 
 
 def measure(flags: CentralFlags) -> dict[str, Any]:
-    """Measure; see `CentralFlags`. Each turn of the whole stands between two of the environments alone."""
+    """Measure; see `CentralFlags`. Each turn of the whole stands between two of the environments alone.
+
+    `ratio` is to the slowest of its stages alone: environments in the same threads, full batches of acting, learning.
+    `ratio_of_serving` is to the whole with environments that take no time: what asking, batching, acting, answering and
+    learning allow, all in one Python process.
+    """
     if not 0 <= flags.shortest <= flags.longest:
         raise ValueError(f"shortest={flags.shortest} must be 0 to longest={flags.longest} seconds.")
     if flags.num_envs % flags.envs_per_worker:

@@ -23,6 +23,8 @@ from podium.placement.players import Played
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
 
 SLOW = pytest.mark.slow
+LONG = 1_000_000
+"""Updates: more than any worker that goes on alone lets the learner do before the other is missed."""
 A2C = a2c.make(a2c.Config(hidden_sizes=(16,)))
 
 
@@ -81,7 +83,7 @@ def test_a_killed_worker_begins_anew_and_its_rollout_is_counted(monkeypatch: pyt
 def test_a_killed_worker_ends_a_run_without_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     killed = kill_once(monkeypatch)
     with pytest.raises(ActorError, match=r"podium-actor-1 died of LostError\('The process of podium-player-1 \("):
-        run(build(podium.DistributedActors(2, engine="ray")), 100)
+        run(build(podium.DistributedActors(2, engine="ray")), LONG)
     assert killed
 
 
@@ -97,7 +99,7 @@ def test_a_worker_that_hangs_ends_the_run_and_its_process(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(PlayerElsewhere, "play", stopping)
     with pytest.raises(ActorError, match="podium-player-. has not ended a rollout for 3 s"):
-        run(build(podium.DistributedActors(2, worker_timeout=3.0, engine="ray")), 100)
+        run(build(podium.DistributedActors(2, worker_timeout=3.0, engine="ray")), LONG)
     gone(*stopped)
     playing = lambda: [x for x in threading.enumerate() if x.name.startswith("podium-actor")]  # noqa: E731
     deadline = time.monotonic() + 10
