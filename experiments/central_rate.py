@@ -99,12 +99,14 @@ def measure(flags: CentralFlags) -> dict[str, Any]:
     for _ in range(flags.repeats):
         turns.append(_turn(envs, flags))
         alone.append(_environments_alone(envs, flags))
+        turns[-1]["serving_steps_per_second"] = _turn(slow_envs(0.0, 0.0), flags)["steps_per_second"]
     for turn, before, after in zip(turns, alone, alone[1:], strict=False):
         turn["environments_steps_per_second"] = (before + after) / 2
         stages = [
             value for name, value in turn.items() if name.startswith(("environments_", "inference_steps", "learn"))
         ]
         turn["ratio"] = turn["steps_per_second"] / min(stages)
+        turn["ratio_of_serving"] = turn["steps_per_second"] / turn["serving_steps_per_second"]
     return {
         "what": "central",
         **dataclasses.asdict(flags),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,31 +56,6 @@ def run(placement: Any, agent: Agent, env: Any, length: int, chunks: list[int], 
 
 def assert_close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, tolerance, tolerance), a, b)
-
-
-def watched(envs: HostEnvs, at_step: Callable[[int], Any]) -> tuple[HostEnvs, list[Any], list[Any]]:
-    """Return environments whose steps call `at_step` with their number, those made, and those closed."""
-    made, closed, steps = [], [], [0]
-
-    class Watched:
-        def __init__(self, inner: Any):
-            self.inner, self.spec, self.num_envs = inner, inner.spec, inner.num_envs
-            self.reset, self.send = inner.reset, inner.send
-
-        def recv(self) -> Any:
-            steps[0] += 1
-            at_step(steps[0])
-            return self.inner.recv()
-
-        def close(self) -> None:
-            closed.append(self)
-            self.inner.close()
-
-    def make(num_envs: int, seed: int, first_index: int) -> Any:
-        made.append(Watched(envs.make(num_envs, seed, first_index)))
-        return made[-1]
-
-    return HostEnvs(envs.spec, make, envs.resets_in_next_step), made, closed
 
 
 QUICK = {
@@ -164,12 +138,12 @@ def test_devices_and_members_at_once_change_nothing_on_the_host() -> None:
         np.testing.assert_allclose(metrics["episode_return_sum"], final[0][1]["episode_return_sum"])
 
 
-def test_a_generation_steps_until_its_last_episode_ends_and_closes_what_it_made() -> None:
+def test_a_generation_steps_until_its_last_episode_ends_and_closes_what_it_made(watched: Any) -> None:
     steps: list[int] = []
-    envs, made, closed = watched(on_host(catch()), steps.append)
+    envs, seeds, closed = watched(steps.append)
     _, metrics = run(EVOLUTION, AGENTS["impala"][0], envs, 1000, [2], POPULATION)
     assert len(steps) == 2 * 2 * 9  # Two generations of two halves; a game of Catch lasts 9 steps.
-    assert len(made) == len(closed) == 4
+    assert len(seeds) == len(closed) == 4
     assert list(metrics["valid_steps"]) == [9 * POPULATION] * 2
 
 
@@ -181,11 +155,11 @@ def fail(number: int) -> None:
 @pytest.mark.parametrize(
     "placement", [PLACEMENTS["Single"], PLACEMENTS["two workers"], EVOLUTION], ids=["Single", "LocalSGD", "Evolution"]
 )
-def test_an_environment_that_fails_ends_the_run_with_its_error(placement: Any) -> None:
-    envs, made, closed = watched(on_host(catch()), fail)
+def test_an_environment_that_fails_ends_the_run_with_its_error(placement: Any, watched: Any) -> None:
+    envs, seeds, closed = watched(fail)
     with pytest.raises(ActorError, match="the simulator fell over"):
         run(placement, AGENTS["impala"][0], envs, 9, [3])
-    assert len(made) == len(closed)
+    assert len(seeds) == len(closed)
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("podium-")]
 
 
@@ -198,12 +172,12 @@ def test_an_environment_that_fails_ends_the_run_with_its_error(placement: Any) -
     ],
     ids=["Single", "LocalSGD", "Evolution"],
 )
-def test_an_environment_that_hangs_is_noticed(placement: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_hangs_is_noticed(placement: Any, monkeypatch: pytest.MonkeyPatch, watched: Any) -> None:
     from podium.placement import learner
 
     monkeypatch.setattr(learner, "STOP_SECONDS", 0.2)
     release = threading.Event()
-    envs, _, _ = watched(on_host(catch()), lambda number: number == 7 and release.wait(30))
+    envs, _, _ = watched(lambda number: number == 7 and release.wait(30))
     try:
         with pytest.raises(ActorError, match=r"(?s)has not come a step further for 0\.5 s; it is at.*release\.wait"):
             run(placement, AGENTS["impala"][0], envs, 9, [3])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from podium import replay
 from podium.agent import Agent
 from podium.agents import a2c, dqn, impala, ppo
 from podium.env import Env
-from podium.host import HostEnvs, on_host
+from podium.host import on_host
 from podium.placement.actors import ActorError
 
 NUM_ENVS = 8
@@ -56,31 +54,6 @@ def assert_equal(a: Any, b: Any, tolerance: float = 0.0) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, tolerance, tolerance), *jax.device_get((a, b)))
 
 
-def watched(at_step: Callable[[int], Any] = lambda number: None) -> tuple[HostEnvs, list[Any], list[Any]]:
-    """Return Catch on the host, whose steps call `at_step` with their number, the seeds made, and what was closed."""
-    envs, seeds, closed, steps = on_host(catch()), [], [], [0]
-
-    class Watched:
-        def __init__(self, inner: Any):
-            self.inner, self.spec, self.num_envs = inner, inner.spec, inner.num_envs
-            self.reset, self.send = inner.reset, inner.send
-
-        def recv(self) -> Any:
-            steps[0] += 1
-            at_step(steps[0])
-            return self.inner.recv()
-
-        def close(self) -> None:
-            closed.append(self)
-            self.inner.close()
-
-    def make(num_envs: int, seed: int, first_index: int) -> Any:
-        seeds.append(seed)
-        return Watched(envs.make(num_envs, seed, first_index))
-
-    return dataclasses.replace(envs, make=make), seeds, closed
-
-
 QUICK = ("a2c",)
 
 
@@ -100,7 +73,7 @@ def test_with_one_worker_it_is_single(name: str) -> None:
         assert_equal(ours.replay[0], single.replay, 1e-5)
 
 
-def test_a_chunk_goes_on_where_the_last_one_ended_and_a_state_of_another_begins_anew() -> None:
+def test_a_chunk_goes_on_where_the_last_one_ended_and_a_state_of_another_begins_anew(watched: Any) -> None:
     agent, length, _ = AGENTS["a2c"]
     env, seeds, closed = watched()
     whole, _ = run(server(1), agent, length, 4, env)
@@ -136,7 +109,7 @@ def fail() -> None:
 
 
 @pytest.mark.parametrize("name", ["dqn", "a2c"])
-def test_a_rollout_that_fails_is_dropped_and_counted_and_episodes_begin_anew(name: str) -> None:
+def test_a_rollout_that_fails_is_dropped_and_counted_and_episodes_begin_anew(name: str, watched: Any) -> None:
     agent, length, updates = AGENTS[name]
     at = length * (updates - 1) + (length + 1) // 2
     env, seeds, closed = watched(lambda number: fail() if number == at else None)
@@ -147,7 +120,7 @@ def test_a_rollout_that_fails_is_dropped_and_counted_and_episodes_begin_anew(nam
     assert float(state.agent.env_steps) == NUM_ENVS * length * updates
 
 
-def test_a_simulator_that_breaks_ends_the_run_with_its_traceback() -> None:
+def test_a_simulator_that_breaks_ends_the_run_with_its_traceback(watched: Any) -> None:
     agent, length, _ = AGENTS["a2c"]
     env, _, closed = watched(lambda number: fail() if number == 30 else None)
     with pytest.raises(ActorError, match=r"(?s)podium-worker-\d died of .*Traceback.*the simulator broke"):
