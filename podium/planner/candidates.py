@@ -54,14 +54,7 @@ def _steps(bench: Bench) -> int:
 
 
 def _single(bench: Bench, placement: Single, program: Any) -> Made:
-    if bench.env is None:
-        stages = (
-            *_played(bench, bench.num_envs, 1, program.devices[0]),
-            bench.update(bench.num_envs, (program.devices[0],)),
-        )
-    else:
-        stages = bench.single(program)
-    return Made((Line("the loop", stages),), _steps(bench))
+    return Made((Line("the loop", bench.single(program)),), _steps(bench))
 
 
 def _played(bench: Bench, share: int, workers: int, device: jax.Device) -> tuple[Stage, ...]:

@@ -176,7 +176,8 @@ def plan(
       seconds: that each stage, and each turn of a run, is timed for, about; compiling comes on top.
       top: how many of the best are run, one value of each placement; 0 for none.
       placements: names to compare, such as ("Anakin", "Sebulba"); None for all. `Evolution` learns otherwise, so that
-        its steps a second do not compare: it is run and recommended only where it is named here.
+        its steps a second do not compare: it is run and recommended only where it is named here, and over environments
+        on the CPU timed at all.
       seed: of everything random.
       say: called with a line about what is being done.
 
@@ -203,7 +204,11 @@ def plan(
     got = []
     for candidate in candidates:
         got.append(cores_got(seconds / 4))  # Now and then: what others do changes.
-        made += _make(candidate, bench, agent, env, len(available))
+        if placements is None and not candidate.alike and isinstance(env, HostEnvs):
+            why_not = "whole episodes take long on the CPU; name it in `placements` to have it timed."
+            made.append((Row(candidate.name, None, alike=False, why_not=why_not), None))
+        else:
+            made += _make(candidate, bench, agent, env, len(available))
     cores = statistics.median(got)
     rows = [row if parts is None else _predicted(row, parts, cores) for row, parts in made]
     asked = placements is not None

@@ -445,16 +445,36 @@ class Bench:
     # Placements that are timed as they are.
 
     def single(self, readable: SingleProgram) -> tuple[Stage, ...]:
-        """Return the stages of an iteration in Python's loops: a few of its steps; learning as if it were compiled."""
+        """Return the stages of an iteration in Python's loops; of a rollout in them a few steps are timed."""
+        device, steps = readable.devices[0], min(SINGLE_STEPS, self.length)
+        if self.env is None:
+            inference, stepping = self.acting(self.num_envs, device, 1), self.stepping(self.num_envs, 1)
+            return *act_on_host(self.length, inference, stepping), self._single_update(readable)
         state = readable.init(self._seed)
         params, zero = self.agent.actor(state.agent), jnp.zeros((), jnp.int32)
-        steps = min(SINGLE_STEPS, self.length)
 
         def play() -> None:
             jax.block_until_ready(readable.collect(self._key, params, state.rollout, zero, steps))
 
         cost = self._clock(f"{steps} steps in Python's loops", play).times(self.length / steps)
-        return Stage("rollout", cost), self.update(self.num_envs, (readable.devices[0],))
+        return Stage("rollout", cost), self._single_update(readable)
+
+    def _single_update(self, readable: SingleProgram) -> Stage:
+        """Return "update" in Python's loops; as if it were compiled where those take too long to fill a replay."""
+        state, trajectory = readable.init(self._seed), self._trajectory(self.num_envs)
+        held = state.agent, state.replay
+
+        def once() -> PyTree:
+            nonlocal held
+            learned = jax.block_until_ready(readable.learn(self._key, *held, trajectory))
+            held = learned.state, learned.replay
+            return learned.replay
+
+        try:
+            self._until_ready(once)
+        except ValueError:
+            return self.update(self.num_envs, (readable.devices[0],))
+        return Stage("update", self._clock("update in Python's loops", once))
 
     def generation(
         self, small: EvolutionProgram | HostEvolutionProgram, members: int
