@@ -241,9 +241,10 @@ def look_after(name: str, function: Callable[[Callable[[], None]], T], timeout: 
     try:
         while True:
             task.join(POLL_SECONDS)
-            if not task.is_alive() and task.error is None:
+            alive = task.is_alive()  # Asked once: it may end at any time.
+            if not alive and task.error is None:
                 return task.result
-            watch.look(task.is_alive())
+            watch.look(alive)
     finally:
         stop.set()
 

@@ -338,21 +338,16 @@ def gradient_bytes(agent: Agent, sizes: Sizes, state: PyTree, replay: PyTree, tr
 
 
 def prepare(env: Env | HostEnvs) -> Env:
-    """Return `env` resetting itself, as placements of compiled programs run it; raises as `require_pure` does."""
-    return auto_reset(require_pure(env))
-
-
-def require_pure(env: Env | HostEnvs) -> Env:
-    """Return `env`, which can be part of a compiled program.
+    """Return `env` resetting itself, as placements of compiled programs run it.
 
     Raises:
-      ValueError: it runs on the CPU.
+      ValueError: it runs on the CPU, and can be no part of a compiled program.
     """
     if isinstance(env, HostEnvs):
         raise ValueError(
             f"{env.spec.name} runs on the CPU, outside compiled programs; use placement=podium.Sebulba(...)."
         )
-    return env
+    return auto_reset(env)
 
 
 def rollout_finite(agent: Agent, trajectory: Trajectory) -> Array:

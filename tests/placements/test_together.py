@@ -1,4 +1,4 @@
-"""Threads that end together."""
+"""Threads that end together, and one that is looked after."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from podium.placement.actors import ActorError, Watch, look_after
 from podium.placement.together import together
 
 Tick = Callable[[], None]
@@ -63,3 +64,34 @@ def test_a_tick_that_raises_in_one_thread_ends_all() -> None:
     with pytest.raises(InterruptedError, match="over"):
         together([work, work], tick)
     assert len(set(ticks)) == 2
+
+
+def test_what_is_looked_after_returns_raises_or_is_missed() -> None:
+    assert [look_after("podium-test", lambda tick, i=i: tick() or i, 5.0) for i in range(200)] == list(range(200))
+    with pytest.raises(ActorError, match="podium-test died of KeyError"):
+        look_after("podium-test", lambda tick: {}["nothing"], 5.0)
+    release = threading.Event()
+    with pytest.raises(ActorError, match=r"podium-test has not come a step further for 0\.3 s"):
+        look_after("podium-test", lambda tick: release.wait(20), 0.3)
+    release.set()
+
+
+def test_who_is_no_longer_looked_after_leaves_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [0]
+
+    def work(tick: Tick) -> None:
+        while True:
+            steps[0] += 1
+            time.sleep(0.01)
+            tick()
+
+    def interrupt(self: Watch, alive: bool) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Watch, "look", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        look_after("podium-test", work, 5.0)
+    time.sleep(0.2)
+    seen = steps[0]
+    time.sleep(0.2)
+    assert steps[0] == seen > 0
