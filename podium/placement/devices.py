@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import SingleDeviceSharding
+import numpy as np
+from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from podium import distributed, xla
 from podium.types import PyTree
@@ -160,6 +161,11 @@ def jit(function: Callable[..., Any], device: jax.Device, donated: tuple[int, ..
     """Return `function` jitted for a device."""
     here = SingleDeviceSharding(device)
     return jax.jit(function, in_shardings=here, out_shardings=here, donate_argnums=donated)
+
+
+def make_mesh(devices: Sequence[jax.Device], axis: str) -> Mesh:
+    """Return a mesh with one axis of this name."""
+    return Mesh(np.array(devices), (axis,), axis_types=(AxisType.Auto,))
 
 
 def at(tree: PyTree, device: jax.Device) -> Any:

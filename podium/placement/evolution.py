@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from podium import keys
@@ -29,7 +29,7 @@ from podium.host import HostEnvs
 from podium.placement import program
 from podium.placement.acting import Acting
 from podium.placement.actors import look_after
-from podium.placement.devices import Devices, resolve_devices
+from podium.placement.devices import Devices, make_mesh, resolve_devices
 from podium.placement.explanation import NEVER, Explanation
 from podium.placement.fused import FusedProgram
 from podium.placement.inference import Inference
@@ -226,7 +226,7 @@ class HostEvolutionProgram:
         every = dataclasses.replace(placement, members_at_once=placement.members_at_once or share)
         self._at_once = _block(every, self._strategy.size, share, devices[0]) * len(devices)
         self._num_envs = self._at_once * placement.episodes
-        self._mesh = Mesh(np.array(devices), ("member",), axis_types=(AxisType.Auto,))
+        self._mesh = make_mesh(devices, "member")
         self._everywhere = NamedSharding(self._mesh, P())
         self._is_compiled = False
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from podium import distributed, xla
@@ -17,7 +17,7 @@ from podium.agent import Agent
 from podium.env import Env
 from podium.networks import batch_groups
 from podium.placement import program
-from podium.placement.devices import keep_freed_memory
+from podium.placement.devices import keep_freed_memory, make_mesh
 from podium.placement.program import Sizes
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
@@ -57,7 +57,7 @@ class FusedProgram(abc.ABC):
         self.max_updates = max_updates
         self.compile_seconds = 0.0
         self._groups = groups
-        self._mesh = Mesh(np.array(devices), (axis,), axis_types=(AxisType.Auto,))
+        self._mesh = make_mesh(devices, axis)
         self._shardings = jax.tree.map(
             lambda spec: NamedSharding(self._mesh, spec), self._partition(), is_leaf=lambda x: isinstance(x, P)
         )

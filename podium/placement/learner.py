@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from podium import distributed, keys
@@ -23,7 +23,7 @@ from podium.networks import batch_groups
 from podium.placement import program
 from podium.placement.acting import Acting, Fused, complete
 from podium.placement.actors import STOP_SECONDS, Piece, Slot, Watch, Watched, end_threads
-from podium.placement.devices import keep_freed_memory
+from podium.placement.devices import keep_freed_memory, make_mesh
 from podium.placement.program import RunState, Sizes
 from podium.placement.table import nbytes
 from podium.types import EnvSpec, Key, Metrics, PyTree, Trajectory
@@ -62,7 +62,7 @@ class LearnerProgram(abc.ABC):
         self._shapes, self._part, self._actor_devices, self._timeout = shapes, part, actor_devices, timeout
         self._own_envs = sizes.num_envs // distributed.num_processes()
         self._own_devices = [device for device in learner_devices if device.process_index == jax.process_index()]
-        self._mesh = Mesh(np.array(learner_devices), ("env",), axis_types=(AxisType.Auto,))
+        self._mesh = make_mesh(learner_devices, "env")
         self._shardings = jax.tree.map(
             lambda spec: NamedSharding(self._mesh, spec), self._partition(), is_leaf=lambda x: isinstance(x, P)
         )

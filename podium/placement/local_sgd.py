@@ -15,8 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import NamedSharding
 
 from podium import distributed, episodes, keys
 from podium.agent import Agent
@@ -26,7 +25,7 @@ from podium.placement import program
 from podium.placement.acting import Acting, Compiled, complete
 from podium.placement.actors import Actor, Piece, Watched, take
 from podium.placement.averaging import Averaging, LocalSGDState
-from podium.placement.devices import Devices, resolve_devices
+from podium.placement.devices import Devices, make_mesh, resolve_devices
 from podium.placement.explanation import Explanation
 from podium.placement.fused import FusedProgram
 from podium.placement.learner import LearnerProgram, choose_lanes, host_shapes, start
@@ -145,7 +144,7 @@ class LocalSGDProgram(FusedProgram):
         max_updates: int,
     ):
         self.workers = workers
-        mesh = Mesh(np.array(devices), ("worker",), axis_types=(AxisType.Auto,))
+        mesh = make_mesh(devices, "worker")
         self._averaging = Averaging(agent, sizes, workers, average_every, mesh)
         super().__init__(agent, env, sizes, devices, "worker", max_updates)
 
@@ -207,7 +206,7 @@ class HostLocalSGDProgram(LearnerProgram):
         timeout: float,
     ):
         self.workers = workers
-        mesh = Mesh(np.array(devices), ("env",), axis_types=(AxisType.Auto,))
+        mesh = make_mesh(devices, "env")
         self._averaging = Averaging(agent, sizes, workers, average_every, mesh)
         share, shapes = self._averaging.share.num_envs, host_shapes(agent, envs.spec, envs.resets_in_next_step)
         self._acting = Acting(agent, envs.spec, share, sizes.rollout_length, envs.resets_in_next_step)

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from podium import keys
@@ -32,6 +32,7 @@ from podium.networks import batch_groups
 from podium.placement import program
 from podium.placement.acting import Acting, Compiled, complete
 from podium.placement.cut import cut as make_cut
+from podium.placement.devices import make_mesh
 from podium.placement.evolution import EvolutionProgram, HostEvolutionProgram
 from podium.placement.fused import trajectory_specs
 from podium.placement.program import Sizes
@@ -494,7 +495,7 @@ class Bench:
 
 
 def _mesh(devices: tuple[jax.Device, ...]) -> Mesh:
-    return Mesh(np.array(devices), ("env",), axis_types=(AxisType.Auto,))
+    return make_mesh(devices, "env")
 
 
 def _is_spec(x: Any) -> bool:
