@@ -36,7 +36,7 @@ class CentralFlags:
     """Units of each of the network's two hidden layers."""
     batch_size: int | None = None
     """Environments that are acted for at once, at most; None is all."""
-    max_wait: float = 0.001
+    max_wait: float = 0.0
     """Seconds that an observation waits for others."""
     queue_depth: int = 1
     """Rollouts that environments may run ahead."""

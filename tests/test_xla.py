@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 
 import jax
 import pytest
@@ -44,3 +45,14 @@ def test_careful_options_are_narrow_where_programs_may_be_wrong(monkeypatch: pyt
     assert plain == xla.options(cpu)
     monkeypatch.setattr(xla, "_miscompiles", lambda: True)
     assert xla.careful_options(cpu) == {**(plain or {}), "xla_cpu_prefer_vector_width": 128}
+
+
+def test_programs_that_run_one_by_one_compute_the_same_bits() -> None:
+    def sums(x: jax.Array) -> list[jax.Array]:
+        return [(x @ x.T * number).sum() for number in range(8)]
+
+    x, cpu = jax.random.normal(jax.random.key(0), (16, 16)), jax.devices("cpu")[0]
+    lowered = jax.jit(sums).lower(x)
+    assert lowered.compile(xla.one_by_one(cpu))(x) == lowered.compile()(x)
+    other = types.SimpleNamespace(platform="gpu")
+    assert xla.one_by_one(other) is None  # type: ignore[arg-type]

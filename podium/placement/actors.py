@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import os
 import queue
 import sys
 import threading
@@ -33,20 +34,35 @@ class ActorError(RuntimeError):
     """An actor thread died or hung; the message tells where."""
 
 
-def acquire(lock: threading.Lock, waiting: Callable[[], None]) -> None:
-    """Take a lock; `waiting`, which may raise, is called every `POLL_SECONDS` until it is free."""
-    while not lock.acquire(timeout=POLL_SECONDS):
-        waiting()
-
-
 @contextlib.contextmanager
 def turn(lock: threading.Lock, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold a lock; see `acquire`."""
-    acquire(lock, waiting)
+    """Hold a lock; `waiting`, which may raise, is called every `POLL_SECONDS` until it is free."""
+    while not lock.acquire(timeout=POLL_SECONDS):
+        waiting()
     try:
         yield
     finally:
         lock.release()
+
+
+@contextlib.contextmanager
+def pushing_nobody_aside() -> Iterator[None]:
+    """Let the calling thread, whenever it is woken, not push aside a running one, which may hold Python's lock.
+
+    Where many threads are woken at once, the one that holds the lock is else stopped again and again by others that can
+    do nothing but wait for it. Linux alone knows how (SCHED_BATCH); elsewhere nothing changes.
+    """
+    if not hasattr(os, "sched_setscheduler"):
+        yield
+        return
+    before = os.sched_getscheduler(0)
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, before, os.sched_param(0))
 
 
 class Piece(NamedTuple):

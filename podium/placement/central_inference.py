@@ -4,8 +4,8 @@ Many light threads do little but step environments. Whoever has an observation a
 which acts for all who wait in one batch: never for more than fit, and never later than a bound. So no policy is copied
 to any worker, and an environment that takes long holds up nobody. Deliberate differences from Espeholt et al.: every
 environment gives one rollout to every batch, so that fast ones are not seen more often than slow ones, though they may
-run ahead by `queue_depth`; requests stay in one process and need no gRPC; and a server is no thread, but work that the
-first who asks does for all.
+run ahead by `queue_depth`; requests stay in one process and need no gRPC; and a server is no thread, but work that
+one of those who ask does for all.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CentralInference:
         all there are.
       batch_size: environments that a device acts for at once, at most; None is all of its share.
       max_wait: seconds that an observation waits for others to fill the batch, once the device is free; 0 acts at once
-        for whoever waits.
+        for whoever has come while it was busy.
       queue_depth: rollouts of all environments that may wait for the learner, or be begun before the slowest
         environment has ended the one before.
       max_lag: a batch of rollouts whose oldest parameters are more than so many updates old is dropped; None keeps all.
@@ -60,7 +60,7 @@ class CentralInference:
     envs_per_worker: int = 1
     devices: Devices = None
     batch_size: int | None = None
-    max_wait: float = 0.001
+    max_wait: float = 0.0
     queue_depth: int = 1
     max_lag: int | None = None
     lockstep: bool = False
@@ -135,10 +135,11 @@ class CentralInference:
             stale += " when learnt from"
             stale += "." if self.max_lag is None else f", and dropped if more than {self.max_lag}."
         size = "all" if self.batch_size is None else f"a batch of {self.batch_size}"
-        waits = (
-            f"environments for inference, which begins when {size} wait, or the first has waited "
-            f"{1000 * self.max_wait:g} ms; learning for a rollout of every environment."
-        )
+        if self.max_wait:
+            begins = f"when {size} wait, or the first has waited {1000 * self.max_wait:g} ms"
+        else:
+            begins = f"as soon as the device is free, for {size} of those who wait"
+        waits = f"environments for inference, which begins {begins}; learning for a rollout of every environment."
         title = "CentralInference: threads step environments; each device acts for whoever waits, and learns."
         moves = [Move(name, way, amounts[name]) for name, way in ways.items()]
         return Explanation(title, roles, moves, stale=stale, waits=waits)
@@ -150,7 +151,7 @@ class CentralInference:
         program.check_max_lag(self.max_lag)
         program.check_not_negative("use 0 for none", restarts=self.restarts)
         if not 0 <= self.max_wait < 10:
-            raise ValueError(f"max_wait={self.max_wait!r} must be 0 to 10 seconds; 0.001 is usual.")
+            raise ValueError(f"max_wait={self.max_wait!r} must be 0 to 10 seconds; 0 waits for nobody.")
         program.check_seconds(worker_timeout=self.worker_timeout)
 
 

@@ -6,7 +6,9 @@ columns of its own. When the last thread has finished a rollout, all of it is on
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 import queue
 import threading
 import time
@@ -17,10 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podium import xla
 from podium.agent import Agent, fresh_carry
 from podium.host import HostEnv
 from podium.placement.acting import Acting, Rows, trajectory_of
-from podium.placement.actors import POLL_SECONDS, Persistent, Piece, Restarts, Slot, Stopped, acquire
+from podium.placement.actors import POLL_SECONDS, Persistent, Piece, Restarts, Slot, Stopped, pushing_nobody_aside
 from podium.placement.devices import at, jit
 from podium.placement.engine import EngineError
 from podium.placement.players import SUMS, Group
@@ -74,7 +77,8 @@ class Inference:
 
     def compile(self, params: PyTree, size: int, device: jax.Device) -> Callable[[PyTree, Question], Answer]:
         """Compile `act` for a batch of `size`; `params` are shapes."""
-        return jit(self.act, device).lower(*at((params, self.question(size)), device)).compile()
+        lowered = jit(self.act, device).lower(*at((params, self.question(size)), device))
+        return lowered.compile(xla.one_by_one(device))
 
 
 def sizes_of_batches(most: int) -> list[int]:
@@ -200,13 +204,17 @@ class Request:
         self._woken = threading.Lock()
         self._woken.acquire()
 
-    def sleep(self, tick: Callable[[], None]) -> None:
-        """Wait until another thread calls `wake`; `tick` is called several times a second, and may raise."""
-        acquire(self._woken, tick)  # It waits for whoever acts, which is watched itself.
+    def sleep(self, tick: Callable[[], None], until: float = math.inf) -> None:
+        """Wait until another thread calls `wake`, or until a time; `tick` is called now and then, and may raise."""
+        while (left := until - time.perf_counter()) > 0:
+            if self._woken.acquire(timeout=min(left, POLL_SECONDS)):
+                return
+            tick()  # Whoever acts is watched itself.
 
     def wake(self) -> None:
         """End `sleep`, of now or of the next time; called by another thread."""
-        self._woken.release()
+        with contextlib.suppress(RuntimeError):  # It was woken before and has not noticed yet.
+            self._woken.release()
 
 
 class Stepper(Persistent):
@@ -247,9 +255,10 @@ class Stepper(Persistent):
         try:
             group = Group(env, self._first_index, self._ring.store.rows.result.next_obs is None)
             memory = self._beginning
-            while True:
-                memory = self._play_one(group, memory)
-                self._handed_over()
+            with pushing_nobody_aside():  # Not before: threads that the environments make inherit it.
+                while True:
+                    memory = self._play_one(group, memory)
+                    self._handed_over()
         finally:
             env.close()
 
@@ -320,14 +329,15 @@ class ServingError(EngineError):
 class Server:
     """Acts for whoever waits: for as many as fit in a batch, and for fewer when they have waited long enough.
 
-    It has no thread of its own. Whoever asks while nobody acts does so for all who ask, and then has one of those who
-    asked meanwhile do it ("flat combining"; Hendler et al. 2010, SPAA): one thread less is woken for every batch.
+    It has no thread of its own. Whoever runs when a batch is due acts for all who ask ("flat combining"; Hendler et al.
+    2010, SPAA): the one whose request fills it, the first to ask after the bound, or else the one who has waited
+    longest. So the bound does not depend on when a sleeping thread gets Python's lock, where many want it.
 
     Args:
       compiled: `Inference.act` for each size of a batch, the smallest first.
       slot: of parameters.
       most: requests that a batch holds.
-      max_wait: seconds for which the one who acts waits for others, from when it begins.
+      max_wait: seconds for which whoever waits is kept waiting for others, from when nobody acts any more.
       stop: set when the run is over.
     """
 
@@ -340,14 +350,15 @@ class Server:
         stop: threading.Event,
     ):
         self._compiled, self._slot, self._most, self._max_wait, self._stop = compiled, slot, most, max_wait, stop
-        self._asked = threading.Condition()
+        self._lock = threading.Lock()
         self._waiting: list[Request] = []
         self._someone_acts = False
+        self._since = 0.0  # When somebody began to wait while nobody acts.
         self._told = Served()
 
     def story(self) -> Served:
         """Return what was done since this was last asked."""
-        with self._asked:
+        with self._lock:
             told, self._told = self._told, Served()
         return told
 
@@ -362,52 +373,57 @@ class Server:
           ServingError: this thread acted, and that failed.
         """
         request.answer = None
-        with self._asked:
+        with self._lock:
+            if not self._waiting and not self._someone_acts:
+                self._since = time.perf_counter()
             self._waiting.append(request)
-            acts, self._someone_acts = not self._someone_acts, True
-            if len(self._waiting) == self._most:
-                self._asked.notify()
-        if not acts:
-            request.sleep(tick)
-        if request.answer is None:  # It was not answered, so it is its turn.
-            self._act(request, tick)
-        assert request.answer is not None
+        while request.answer is None:
+            batch, until = self._take(request)
+            if batch:
+                self._act(batch, request)
+            else:
+                request.sleep(tick, until)
         return request.answer
 
-    def _act(self, own: Request, tick: Callable[[], None]) -> None:
-        """Act for whoever waits, `own` among them, and pass the turn on."""
+    def _take(self, request: Request) -> tuple[list[Request], float]:
+        """Return the batch that the calling thread has to act for, if it is due, and else how long it may sleep."""
+        with self._lock:
+            if self._someone_acts or not self._waiting:
+                return [], math.inf
+            waited = time.perf_counter() - self._since
+            if waited < self._max_wait and len(self._waiting) < self._most:
+                longest = request is self._waiting[0]
+                return [], self._since + self._max_wait if longest else math.inf
+            batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+            self._someone_acts = True
+            self._told = self._told.waited(waited)
+            return batch, 0.0
+
+    def _act(self, batch: list[Request], own: Request) -> None:
+        """Answer requests, `own` perhaps among them, and wake who asked, and who has waited longest meanwhile."""
         try:
-            waiting, waited = self._collect(tick)
-            self._serve(waiting, waited)
+            began = time.perf_counter()
+            answers, version = self._serve(batch)
         except Stopped:
             raise
         except Exception as error:
             raise ServingError(f"acting for whoever asked failed: {error!r}") from error
-        with self._asked:
-            following = self._waiting[0] if self._waiting else None
-            self._someone_acts = following is not None
-        for request in (*waiting, following):
-            if request is not None and request is not own:
+        with self._lock:
+            # Counted before anybody hears of it: who asks after a rollout finds all of its batches counted.
+            self._since = time.perf_counter()
+            self._told = self._told.served(len(batch), self._since - began)
+            for request, answer in zip(batch, answers, strict=True):
+                request.version, request.answer = version, answer
+            self._someone_acts = False
+            following = self._waiting[:1]
+        for request in (*batch, *following):
+            if request is not own:
                 request.wake()
 
-    def _collect(self, tick: Callable[[], None]) -> tuple[list[Request], float]:
-        """Return whoever waits, and how long they were kept waiting for others."""
-        began = time.perf_counter()
-        with self._asked:
-            while len(self._waiting) < self._most:
-                left = began + self._max_wait - time.perf_counter()
-                if left <= 0:
-                    break
-                self._asked.wait(min(left, POLL_SECONDS))
-                tick()
-            waiting, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
-        return waiting, time.perf_counter() - began
-
-    def _serve(self, waiting: list[Request], waited: float) -> None:
-        """Answer requests, all of them for equally many environments."""
-        began = time.perf_counter()
+    def _serve(self, batch: list[Request]) -> tuple[list[Answer], int]:
+        """Return the answers to requests, all of them for equally many environments, and the version that acted."""
         params, version = self._slot.get(0, self._stop)
-        asked, structure = [request.question[0] for request in waiting], waiting[0].question[1]
+        asked, structure = [request.question[0] for request in batch], batch[0].question[1]
         each = len(asked[0][-1])
         size = next(size for size in self._compiled if size >= each * len(asked))
         # A place in the batch that nobody asked for repeats the last one, and is thrown away.
@@ -415,12 +431,8 @@ class Server:
         question = jax.tree.unflatten(structure, [np.concatenate(parts)[:size] for parts in zip(*asked, strict=True)])
         answer, structure = jax.tree.flatten(self._compiled[size](params, question))
         answer = [np.asarray(x) for x in answer]
-        # Counted before anybody hears of it: who asks after a rollout finds all of its batches counted.
-        with self._asked:
-            self._told = self._told.add(len(waiting), waited, time.perf_counter() - began)
-        for i, request in enumerate(waiting):
-            request.version = version
-            request.answer = jax.tree.unflatten(structure, [x[i * each : (i + 1) * each] for x in answer])
+        places = [slice(i * each, (i + 1) * each) for i in range(len(batch))]
+        return [jax.tree.unflatten(structure, [x[place] for x in answer]) for place in places], version
 
 
 class Served(NamedTuple):
@@ -438,9 +450,13 @@ class Served(NamedTuple):
     wait_max: float = 0.0
     seconds: float = 0.0
 
-    def add(self, requests: int, waited: float, seconds: float) -> Served:
+    def waited(self, seconds: float) -> Served:
+        """Note how long the requests of a batch were kept waiting for others."""
+        return self._replace(wait_max=max(self.wait_max, seconds))
+
+    def served(self, requests: int, seconds: float) -> Served:
         """Count one batch more."""
-        return Served(self.batches + 1, self.requests + requests, max(self.wait_max, waited), self.seconds + seconds)
+        return Served(self.batches + 1, self.requests + requests, self.wait_max, self.seconds + seconds)
 
 
 def bytes_moved(acting: Acting, params: PyTree) -> dict[str, int]:

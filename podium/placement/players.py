@@ -94,7 +94,7 @@ class Group:
             self._length += valid
             end = end & valid
         sums["valid_steps"] += steps
-        if not np.any(end):  # Most of the time; what follows takes as long as all before it.
+        if not end.any():  # Most of the time; what follows takes as long as all before it.
             return
         sums["episodes"] += float(end.sum())
         sums["episode_return_sum"] += self._return[end].sum()

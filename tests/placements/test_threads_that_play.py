@@ -271,9 +271,9 @@ def test_batches_hold_at_most_what_was_asked_for_and_wait_no_longer_than_allowed
     sizes: list[int] = []
     serve = Server._serve
 
-    def counted(self: Server, waiting: list[Any], waited: float) -> None:
-        sizes.append(2 * len(waiting))
-        serve(self, waiting, waited)
+    def counted(self: Server, batch: list[Any]) -> Any:
+        sizes.append(2 * len(batch))
+        return serve(self, batch)
 
     agent, length, _ = AGENTS["a2c"]
     with pytest.MonkeyPatch.context() as patch:
@@ -334,7 +334,9 @@ def test_the_bytes_explained_are_those_that_move() -> None:
     assert moved["gradient sums"] > 0
     for text in (program.explain(), podium.CentralInference(devices=2).explain()):
         assert re.search("inference +cpu:1", text) and re.search("learning +cpu:1", text)
-        assert "1 ms" in text
+        assert "begins as soon as the device is free" in text
+    bounded = podium.CentralInference(devices=2, max_wait=0.001, batch_size=4).explain()
+    assert "begins when a batch of 4 wait, or the first has waited 1 ms" in bounded
     program = podium.DistributedActors(workers=4, worker_devices=2).build(agent, catch(), num_envs=8, rollout_length=8)
     moved = program.bytes_per_update()
     assert moved["parameters"] == 2 * size
