@@ -25,7 +25,10 @@ class CentralFlags:
     num_envs: int = 64
     """Environments."""
     envs_per_worker: int = 1
-    """Those of a thread: they step at once, and each step waits for the slowest of them."""
+    """Those of a thread."""
+    in_turn: bool = False
+    """Whether those of a thread step one after another, as Gymnasium's do in one process; else they step at once, and
+    each step waits for the slowest of them."""
     shortest: float = 0.001
     """Seconds that a step sleeps at least."""
     longest: float = 0.005
@@ -49,10 +52,10 @@ class CentralFlags:
 class SlowEnv(CheckedHostEnv):
     """Environments that sleep for a random time in each step, and otherwise do next to nothing."""
 
-    def __init__(self, spec: EnvSpec, num_envs: int, seed: int, shortest: float, longest: float):
+    def __init__(self, spec: EnvSpec, num_envs: int, seed: int, shortest: float, longest: float, in_turn: bool):
         super().__init__(spec, num_envs)
         self._random = np.random.default_rng(seed)
-        self._shortest, self._longest = shortest, longest
+        self._shortest, self._longest, self._in_all = shortest, longest, np.sum if in_turn else np.max
         self._ready = 0.0
 
     def _step(self) -> TimeStep:
@@ -63,7 +66,8 @@ class SlowEnv(CheckedHostEnv):
         return self._step()
 
     def _send(self, action: np.ndarray) -> None:
-        self._ready = time.perf_counter() + self._random.uniform(self._shortest, self._longest, self.num_envs).max()
+        seconds = self._random.uniform(self._shortest, self._longest, self.num_envs)
+        self._ready = time.perf_counter() + self._in_all(seconds)
 
     def _recv(self) -> TimeStep:
         time.sleep(max(0.0, self._ready - time.perf_counter()))
@@ -73,12 +77,12 @@ class SlowEnv(CheckedHostEnv):
         pass
 
 
-def slow_envs(shortest: float, longest: float) -> HostEnvs:
-    """Return environments that sleep between so many seconds in every step."""
+def slow_envs(shortest: float, longest: float, in_turn: bool = False) -> HostEnvs:
+    """Return environments that sleep between so many seconds in every step, at once or one after another."""
     spec = EnvSpec("slow", ArraySpec((4,)), DiscreteSpec(2), max_episode_steps=1000)
 
     def make(num_envs: int, seed: int, first_index: int) -> HostEnv:
-        return SlowEnv(spec, num_envs, seed + first_index, shortest, longest)
+        return SlowEnv(spec, num_envs, seed + first_index, shortest, longest, in_turn)
 
     return HostEnvs(spec, make, resets_in_next_step=False)
 
@@ -94,7 +98,7 @@ def measure(flags: CentralFlags) -> dict[str, Any]:
         raise ValueError(f"shortest={flags.shortest} must be 0 to longest={flags.longest} seconds.")
     if flags.num_envs % flags.envs_per_worker:
         raise ValueError(f"num_envs={flags.num_envs} is not divisible by envs_per_worker={flags.envs_per_worker}.")
-    envs = slow_envs(flags.shortest, flags.longest)
+    envs = slow_envs(flags.shortest, flags.longest, flags.in_turn)
     alone, turns = [_environments_alone(envs, flags)], []
     for _ in range(flags.repeats):
         turns.append(_turn(envs, flags))
@@ -111,7 +115,6 @@ def measure(flags: CentralFlags) -> dict[str, Any]:
         "what": "central",
         **dataclasses.asdict(flags),
         **{name: statistics.median(turn[name] for turn in turns) for name in turns[0]},
-        "sleep_bound_steps_per_second": flags.num_envs * 2 / (flags.shortest + flags.longest),
         "ratios": [turn["ratio"] for turn in turns],
     }
 
