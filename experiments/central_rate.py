@@ -156,25 +156,24 @@ def _environments_alone(envs: HostEnvs, flags: CentralFlags) -> float:
     """Return the steps a second of the same threads, under actions that nobody has to think of."""
     steps, each = flags.rollout_length * max(1, flags.updates // 4), flags.envs_per_worker
     workers = flags.num_envs // each
-    barrier = threading.Barrier(workers + 1)
+    barrier, rates = threading.Barrier(workers), [0.0] * workers
 
     def play(number: int) -> None:
         env = envs.make(each, 0, number * each)
         env.reset()
         barrier.wait()
-        action = np.zeros(each, np.int32)
+        action, began = np.zeros(each, np.int32), time.perf_counter()
         for _ in range(steps):
             env.send(action)
             env.recv()
+        rates[number] = each * steps / (time.perf_counter() - began)
 
     threads = [threading.Thread(target=play, args=(number,)) for number in range(workers)]
     for thread in threads:
         thread.start()
-    barrier.wait()
-    began = time.perf_counter()
     for thread in threads:
         thread.join()
-    return flags.num_envs * steps / (time.perf_counter() - began)
+    return sum(rates)
 
 
 def _inference_alone(program: CentralInferenceProgram, params: Any) -> float:

@@ -160,9 +160,8 @@ class SebulbaFlags(RunFlags):
     """Seconds without a step after which a thread counts as hung, and the run ends."""
 
     def number_of_devices(self) -> int | None:
-        """Return how many both need, where one does not do for both."""
-        needed = self.actor_devices + self.learner_devices
-        return needed if needed > 2 else None
+        """Return how many acting and learning need."""
+        return _needed(self.actor_devices, self.learner_devices)
 
     def number_of_envs(self) -> int:
         """Return the environments of all threads."""
@@ -209,13 +208,17 @@ class DistributedActorsFlags(RunFlags):
     """Where a replay apart is: in this process, or in a Ray actor."""
 
     def number_of_devices(self) -> int | None:
-        """Return how many both need, where one does not do for both."""
-        needed = self.worker_devices + self.learner_devices
-        return needed if needed > 2 else None
+        """Return how many acting and learning need."""
+        return _needed(self.worker_devices, self.learner_devices)
 
     def placement(self) -> Placement:
         """Return DistributedActors as these flags say."""
         return podium.DistributedActors(**_fields_of(podium.DistributedActors, self))
+
+
+def _needed(acting: int, learning: int) -> int | None:
+    """Return how many devices both need; None where one does for both."""
+    return acting + learning if acting + learning > 2 else None
 
 
 def _fields_of(placement: Any, flags: RunFlags) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from podium.host import HostEnvs
 from podium.loop import Evaluator, Result, Run, catch_signals
 from podium.placement.anakin import Anakin
 from podium.placement.learner import LearnerProgram
-from podium.placement.program import Placement, Program
+from podium.placement.program import Placement, Program, plays_whole_episodes
 from podium.runs import RunFolder, check_new_folder
 from podium.schedule import Pace, Schedule, make_schedule
 from podium.sinks import CurveSink, JsonlSink, TerminalSink, WandbSink
@@ -156,14 +156,14 @@ def train(
 
 def _episodes_are_lost(program: Program) -> bool:
     """Say whether environments stand outside the state, so that a run that goes on begins new episodes."""
-    if getattr(program, "whole_episodes", False):
+    if plays_whole_episodes(program):
         return False
     return isinstance(program, LearnerProgram) or isinstance(program.env, HostEnvs)
 
 
 def usual_length(placement: Placement, agent: Agent, env: Env | HostEnvs) -> int:
     """Return the steps of a rollout where the user names none."""
-    if getattr(placement, "whole_episodes", False):
+    if plays_whole_episodes(placement):
         return longest_episode(env.spec)
     return agent.rollout_length
 

@@ -69,7 +69,7 @@ class Evolution:
     """
 
     whole_episodes: ClassVar[bool] = True
-    """`rollout_length` bounds an episode here, so the environment's own limit is what is usual."""
+    """See `program.plays_whole_episodes`; what is usual for `rollout_length` is the environment's own limit."""
 
     sigma: float = 0.05
     learning_rate: float = 0.02

@@ -144,6 +144,11 @@ class Placement(Protocol):
         ...
 
 
+def plays_whole_episodes(what: Placement | Program) -> bool:
+    """Say whether an iteration is whole episodes, which `rollout_length` bounds; those that do say `whole_episodes`."""
+    return getattr(what, "whole_episodes", False)
+
+
 def check_sizes(num_envs: int, rollout_length: int, seeds: int, max_updates: int) -> None:
     """Raise ValueError for a size that is not a positive integer."""
     check_positive(num_envs=num_envs, rollout_length=rollout_length, seeds=seeds, max_updates=max_updates)

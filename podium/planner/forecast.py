@@ -13,7 +13,7 @@ from podium.agent import Agent
 from podium.env import Env
 from podium.host import HostEnvs
 from podium.placement.devices import resolve_devices
-from podium.placement.program import Placement, check_positive
+from podium.placement.program import Placement, check_positive, plays_whole_episodes
 from podium.planner.candidates import CANDIDATES, Candidate, Made, call
 from podium.planner.models import Cost, predict
 from podium.planner.race import MOST_UPDATES, race
@@ -242,7 +242,7 @@ def _choose(names: Sequence[str] | None) -> list[Candidate]:
 
 
 def _build(placement: Any, agent: Agent, env: Env | HostEnvs, num_envs: int, length: int) -> Any:
-    if getattr(placement, "whole_episodes", False):
+    if plays_whole_episodes(placement):
         length = usual_length(placement, agent, env)
     return placement.build(agent, env, num_envs=num_envs, rollout_length=length, max_updates=MOST_UPDATES)
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from podium.placement.fused import FusedProgram
-from podium.placement.program import Program
+from podium.placement.program import Program, plays_whole_episodes
 from podium.placement.single import SingleProgram
 
 MOST_UPDATES = 1_000
@@ -53,9 +53,9 @@ class Runner:
         number = max(1, min(MOST_UPDATES, round(seconds / self._seconds)))
         metrics, passed = self._run(number)
         self._seconds = passed / number
-        whole_episodes = getattr(self._program, "whole_episodes", False)
-        steps = metrics["valid_steps"].sum() if whole_episodes else number * self._program.sizes.steps_per_update
-        return float(steps) / passed
+        if plays_whole_episodes(self._program):
+            return float(metrics["valid_steps"].sum()) / passed
+        return number * self._program.sizes.steps_per_update / passed
 
 
 def race(
