@@ -155,3 +155,16 @@ def test_sebulba_stands_beside_its_environments_alone(capsys: pytest.CaptureFixt
     assert row["steps_per_second"] == pytest.approx(4 * 4 * 2 / row["seconds"])
     assert row["env_seconds"] > 0 and row["inference_seconds"] > 0 and row["learn_seconds"] > 0
     assert 0 <= row["learner_idle"] <= 1 and row["environments_alone_steps_per_second"] > 0
+
+
+@pytest.mark.parametrize(("how", "most"), [("", 1000), ("--in-turn", 500)])
+def test_central_inference_stands_beside_its_slowest_stage(
+    how: str, most: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = "central --num-envs 4 --envs-per-worker 2 --rollout-length 4 --updates 4 --repeats 1 --hidden-size 8"
+    row = measure(capsys, f"{command} --shortest 0.004 --longest 0.004 {how}")
+    stages = [row[f"{stage}_steps_per_second"] for stage in ("environments", "inference", "learning")]
+    assert row["ratios"] == [row["ratio"]] == [pytest.approx(row["steps_per_second"] / min(stages))]
+    assert row["ratio_of_serving"] == pytest.approx(row["steps_per_second"] / row["serving_steps_per_second"])
+    # Two threads, and nobody sleeps less than asked: of the two of each thread at once, or one after the other.
+    assert 0 < row["environments_steps_per_second"] <= most
