@@ -58,7 +58,8 @@ def measure(flags: EvolutionFlags) -> dict[str, Any]:
     for _ in range(flags.repeats):
         for name, turn in turns.items():
             found[name].append(turn())
-    line: dict[str, Any] = {"what": "evolution", **dataclasses.asdict(flags), "members_at_once": 2 * program._block}
+    line: dict[str, Any] = {"what": "evolution", **dataclasses.asdict(flags)}
+    line["members_at_once"] = 2 * program.pairs_at_once
     for name, results in found.items():
         line[f"{name}_evaluations_per_second"] = statistics.median(evaluations / seconds for seconds, _ in results)
         line[f"{name}_steps_per_second"] = statistics.median(steps / seconds for seconds, steps in results)
@@ -85,7 +86,8 @@ def _evosax(program: EvolutionProgram, flags: EvolutionFlags) -> Turn | None:
     except ImportError:
         return None
     start, placement = program.init(0), program.placement
-    mean = program._parameters(start.agent)
+    ours = placement.strategy(program.agent, program.env.spec)
+    mean = ours.parameters(start.agent)
     strategy = Open_ES(
         population_size=flags.population,
         solution=mean,
@@ -100,7 +102,7 @@ def _evosax(program: EvolutionProgram, flags: EvolutionFlags) -> Turn | None:
         population, state = strategy.ask(ask, state, strategy.default_params)
 
         def member(key: Key, parameters: jax.Array) -> dict[str, jax.Array]:
-            return play(key, program.agent.actor(program._with_parameters(start.agent, parameters)))
+            return play(key, program.agent.actor(ours.with_parameters(start.agent, parameters)))
 
         played = jax.vmap(member)(jax.random.split(act, flags.population), population)
         state, _ = strategy.tell(tell, population, -played["eval_return"], state, strategy.default_params)

@@ -148,7 +148,12 @@ def _explain(devices: list[jax.Device], shares: list[str], amounts: Mapping[str,
 
 
 class EvolutionProgram(FusedProgram):
-    """The program for one agent, one environment and one set of sizes; a `Program`."""
+    """The program for one agent, one environment and one set of sizes; a `Program`.
+
+    Attributes:
+      members: of the population.
+      pairs_at_once: that a device plays at once.
+    """
 
     whole_episodes: ClassVar[bool] = True
 
@@ -163,7 +168,7 @@ class EvolutionProgram(FusedProgram):
     ):
         self.placement, self.members = placement, sizes.num_envs // placement.episodes
         self._strategy = placement.strategy(agent, env.spec)
-        self._block = _block(placement, self._strategy.size, self.members // len(devices), devices[0])
+        self.pairs_at_once = _block(placement, self._strategy.size, self.members // len(devices), devices[0])
         self._play = make_evaluator(agent, env, placement.episodes, sizes.rollout_length)
         super().__init__(agent, env, sizes, devices, "member", max_updates)
 
@@ -181,7 +186,7 @@ class EvolutionProgram(FusedProgram):
             played = jax.vmap(lambda member: self._play(key, member))(params)
             return played["eval_return"], played["eval_length"]
 
-        blocks = pairs.reshape(-1, self._block)
+        blocks = pairs.reshape(-1, self.pairs_at_once)
         returns, lengths = jax.lax.map(jax.vmap(play), blocks)
         return returns.reshape(-1, 2), lengths.reshape(-1, 2)
 
@@ -195,7 +200,7 @@ class EvolutionProgram(FusedProgram):
             # All that ever crosses devices: returns [members / 2, 2], and how many steps were played.
             returns = jax.lax.all_gather(own, "member", tiled=True)
             steps = jax.lax.psum(jnp.sum(lengths), "member") * self.placement.episodes
-            return self._strategy.learn(noise_key, state, returns, steps, self._block)
+            return self._strategy.learn(noise_key, state, returns, steps, self.pairs_at_once)
 
         everywhere: Any = P()
         return jax.shard_map(generation, mesh=self._mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False)(

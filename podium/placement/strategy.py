@@ -74,14 +74,15 @@ class Strategy:
         """Return the first state."""
         roots = keys.roots(key)
         agent = self.agent.init(roots.agent, self.spec)
-        return EvolutionState(roots.run, jnp.zeros((), jnp.int32), agent, self._optimizer.init(self._parameters(agent)))
+        return EvolutionState(roots.run, jnp.zeros((), jnp.int32), agent, self._optimizer.init(self.parameters(agent)))
 
-    def _parameters(self, agent_state: PyTree) -> Array:
+    def parameters(self, agent_state: PyTree) -> Array:
         """Return what noise is added to, as one vector [n]."""
         leaves = zip(jax.tree.leaves(agent_state), self._perturbed, strict=True)
         return jnp.concatenate([x.reshape(-1).astype(jnp.float32) for x, chosen in leaves if chosen])
 
-    def _with_parameters(self, agent_state: PyTree, parameters: Array) -> PyTree:
+    def with_parameters(self, agent_state: PyTree, parameters: Array) -> PyTree:
+        """Return the agent's State with other `parameters` [n] in it."""
         leaves, at = [], 0
         for x, chosen in zip(jax.tree.leaves(agent_state), self._perturbed, strict=True):
             leaves.append(parameters[at : at + x.size].reshape(x.shape).astype(x.dtype) if chosen else x)
@@ -94,8 +95,8 @@ class Strategy:
 
     def pair(self, key: Key, agent_state: PyTree, pair: Array) -> PyTree:
         """Return the parameters that the two members of a pair act with, [2, ...]."""
-        parameters, step = self._parameters(agent_state), self.sigma * self._noise(key, pair)
-        member = lambda sign: self.agent.actor(self._with_parameters(agent_state, parameters + sign * step))  # noqa: E731
+        parameters, step = self.parameters(agent_state), self.sigma * self._noise(key, pair)
+        member = lambda sign: self.agent.actor(self.with_parameters(agent_state, parameters + sign * step))  # noqa: E731
         return jax.vmap(member)(jnp.array([1.0, -1.0]))
 
     def learn(
@@ -114,11 +115,11 @@ class Strategy:
           the next state, metrics, and [B] whether the return of each environment's member is finite.
         """
         ranks = centered_ranks(returns.reshape(-1)).reshape(returns.shape)
-        parameters = self._parameters(state.agent)
+        parameters = self.parameters(state.agent)
         uphill = self._weighed(key, ranks[:, 0] - ranks[:, 1], block) / (returns.size * self.sigma)
         gradient = self.weight_decay * parameters - uphill
         change, optimizer = self._optimizer.update(gradient, state.optimizer)
-        agent = self._with_parameters(state.agent, parameters + change)
+        agent = self.with_parameters(state.agent, parameters + change)
         episodes = jnp.float32(returns.size * self.episodes)
         metrics = {
             "episodes": episodes,

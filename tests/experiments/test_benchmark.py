@@ -140,12 +140,17 @@ def test_paired_times_both_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
     assert row["steps_per_second"] > 0 and row["reference_steps_per_second"] > 0
 
 
-def test_evolution_counts_members_and_the_steps_they_took(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also beside evosax, where that is installed; the project does not need it."""
+def test_evolution_counts_members_and_the_steps_they_took_and_stands_beside_evosax(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     row = measure(capsys, "evolution --population 16 --generations 2 --repeats 1")
     (seconds,) = row["podium_seconds"]
     assert row["podium_evaluations_per_second"] == pytest.approx(32 / seconds)
     assert 32 * 8 < row["podium_steps_per_second"] * seconds < 32 * 500
+    assert 32 * 8 < row["evosax_steps_per_second"] * row["evosax_seconds"][0] < 32 * 500
+    assert row["ratios_of_steps_per_second"] == [
+        pytest.approx(row["podium_steps_per_second"] / row["evosax_steps_per_second"])
+    ]
 
 
 def test_sebulba_stands_beside_its_environments_alone(capsys: pytest.CaptureFixture[str]) -> None:
