@@ -14,6 +14,7 @@ import numpy as np
 from podium.agents import impala
 from podium.host import CheckedHostEnv, HostEnv, HostEnvs
 from podium.placement.central_inference import CentralInference, CentralInferenceProgram
+from podium.placement.cores import TRIAL
 from podium.placement.inference import Inference
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, TimeStep
 
@@ -133,7 +134,7 @@ def _turn(envs: HostEnvs, flags: CentralFlags) -> dict[str, float]:
     program = placement.build(agent, envs, max_updates=flags.updates, **sizes)
     steps = flags.num_envs * flags.rollout_length * flags.updates
     try:
-        state, _ = program.chunk(program.init(0), min(4, flags.updates))
+        state, _ = program.chunk(program.init(0), min(len(TRIAL) + 4, flags.updates))
         began = time.perf_counter()
         state, metrics = program.chunk(state, flags.updates)
         seconds = time.perf_counter() - began

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import os
 import queue
 import sys
 import threading
@@ -43,26 +42,6 @@ def turn(lock: threading.Lock, waiting: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-@contextlib.contextmanager
-def pushing_nobody_aside() -> Iterator[None]:
-    """Let the calling thread, whenever it is woken, not push aside a running one, which may hold Python's lock.
-
-    Where many threads are woken at once, the one that holds the lock is else stopped again and again by others that can
-    do nothing but wait for it. Linux alone knows how (SCHED_BATCH); elsewhere nothing changes.
-    """
-    if not hasattr(os, "sched_setscheduler"):
-        yield
-        return
-    before = os.sched_getscheduler(0)
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, before, os.sched_param(0))
 
 
 class Piece(NamedTuple):

@@ -24,6 +24,7 @@ from podium.host import HostEnv, HostEnvs, on_host
 from podium.placement import inference, program
 from podium.placement.acting import Acting
 from podium.placement.actors import Piece, Restarts, Watched, seed_after, take
+from podium.placement.cores import OneCore
 from podium.placement.devices import Devices, at, jit, resolve_devices
 from podium.placement.engine import Engine
 from podium.placement.explanation import Explanation
@@ -183,6 +184,7 @@ class CentralInferenceProgram(LearnerProgram):
     def _make_threads(self, run_key: Key, seed: int, start: int) -> Sequence[Watched]:
         placement, each = self._placement, self._placement.envs_per_worker
         workers = self._share // each
+        cores = OneCore(workers * len(self.devices))
         self._rings: list[Ring] = []
         self._servers: list[Server] = []
         self._steppers: list[list[Stepper]] = []
@@ -209,6 +211,7 @@ class CentralInferenceProgram(LearnerProgram):
                         server,
                         start,
                         self._restarts,
+                        cores,
                         self._stop,
                     )
                     for worker, mine in enumerate(columns)

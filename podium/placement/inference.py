@@ -23,7 +23,8 @@ from podium import xla
 from podium.agent import Agent, fresh_carry
 from podium.host import HostEnv
 from podium.placement.acting import Acting, Rows, trajectory_of
-from podium.placement.actors import POLL_SECONDS, Persistent, Piece, Restarts, Slot, Stopped, pushing_nobody_aside
+from podium.placement.actors import POLL_SECONDS, Persistent, Piece, Restarts, Slot, Stopped
+from podium.placement.cores import OneCore, pushing_nobody_aside
 from podium.placement.devices import at, jit
 from podium.placement.engine import EngineError
 from podium.placement.players import SUMS, Group
@@ -230,6 +231,7 @@ class Stepper(Persistent):
       server: that acts.
       start: number of its first iteration.
       restarts: failures that are still allowed, of all together.
+      cores: that it shares with the others.
       stop: set when the run is over.
     """
 
@@ -244,9 +246,11 @@ class Stepper(Persistent):
         server: Server,
         start: int,
         restarts: Restarts,
+        cores: OneCore,
         stop: threading.Event,
     ):
         super().__init__(f"podium-stepper-{number}", stop, start, restarts)
+        self._cores, self._start = cores, start
         self._columns, self._beginning, self._request = columns, memory, Request()
         self._make_env, self._first_index, self._ring, self._server = make_env, first_index, ring, server
 
@@ -260,6 +264,7 @@ class Stepper(Persistent):
                     memory = self._play_one(group, memory)
                     self._handed_over()
         finally:
+            self._cores.leave()
             env.close()
 
     def _play_one(self, group: Group, memory: PyTree) -> PyTree:
@@ -273,21 +278,22 @@ class Stepper(Persistent):
         write_obs, write_acted = _writer(rows.obs), _writer((rows.action, rows.extras))
         write_result = _writer(tuple(rows.result))
         self._remember(self._ring.store.carry, place, memory)
-        for step in range(self._ring.length):
-            write_obs(step, group.obs)
-            rows.first[step] = group.first
-            asked = time.perf_counter()
-            self._request.question = jax.tree.flatten(Question(act_keys[step], memory, group.obs, group.first))
-            action, extras, memory = self._server.ask(self._request, self._tick)
-            began = time.perf_counter()
-            slowest, version = max(slowest, began - asked), min(version, self._request.version)
-            sums["inference_seconds"] += began - asked
-            group.env.send(action)
-            write_acted(step, (action, extras))  # While they step.
-            group.receive(sums)
-            write_result(step, tuple(group.came))
-            sums["env_seconds"] += time.perf_counter() - began
-            self._tick()
+        with self._cores.rollout(self.iteration - self._start):
+            for step in range(self._ring.length):
+                write_obs(step, group.obs)
+                rows.first[step] = group.first
+                asked = time.perf_counter()
+                self._request.question = jax.tree.flatten(Question(act_keys[step], memory, group.obs, group.first))
+                action, extras, memory = self._server.ask(self._request, self._tick)
+                began = time.perf_counter()
+                slowest, version = max(slowest, began - asked), min(version, self._request.version)
+                sums["inference_seconds"] += began - asked
+                group.env.send(action)
+                write_acted(step, (action, extras))  # While they step.
+                group.receive(sums)
+                write_result(step, tuple(group.came))
+                sums["env_seconds"] += time.perf_counter() - began
+                self._tick()
         if rows.result.next_obs is None:
             write_obs(-1, group.obs)
         self._remember(self._ring.store.end_carry, place, memory)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from podium.placement.actors import Slot, Stopped, pushing_nobody_aside
+from podium.placement.actors import Slot, Stopped
 from podium.placement.inference import Answer, Question, Request, Server, ServingError
 
 
@@ -190,11 +189,3 @@ def test_a_policy_that_fails_names_its_failure() -> None:
 
     with pytest.raises(ServingError, match="acting for whoever asked failed: FloatingPointError\\('it burst'\\)"):
         Serving(act=fail).server.ask(request_of(1.0), lambda: None)
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="Linux alone has this policy of scheduling")
-def test_only_while_it_plays_a_thread_is_scheduled_as_one_that_pushes_nobody_aside() -> None:
-    before = os.sched_getscheduler(0)
-    with pushing_nobody_aside():
-        assert os.sched_getscheduler(0) == os.SCHED_BATCH
-    assert os.sched_getscheduler(0) == before
