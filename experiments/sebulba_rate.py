@@ -19,6 +19,7 @@ import podium
 from podium import vision
 from podium.agents import impala, ppo
 from podium.host import HostEnv, HostEnvs
+from podium.placement.cores import TRIAL
 from podium.types import Array, DiscreteSpec
 
 
@@ -98,7 +99,7 @@ def _turn(envs: HostEnvs, flags: SebulbaFlags) -> dict[str, float]:
     sizes = {"num_envs": flags.num_envs, "rollout_length": flags.rollout_length}
     program = placement.build(_agent(flags), envs, max_updates=flags.updates, **sizes)
     try:
-        state, _ = program.chunk(program.init(0), min(4, flags.updates))
+        state, _ = program.chunk(program.init(0), min(len(TRIAL) + 4, flags.updates))
         memory = _resident_mib()
         began = time.perf_counter()
         _, metrics = program.chunk(state, flags.updates)

@@ -59,26 +59,35 @@ class OneCore:
         everywhere = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
         self._everywhere = everywhere if threads > 1 else set[int]()
         self._lock = threading.Lock()
+        self._first: int | None = None  # Number of the rollout that somebody played first.
         self._period, self._one = -1, set[int]()
         self._seconds: dict[bool, list[float]] = {}
         self._kept: bool | None = None  # None until the trial of this period is over.
 
     @contextlib.contextmanager
     def rollout(self, number: int) -> Iterator[None]:
-        """Play a rollout, the thread's `number`-th (from 0), where it should be played."""
+        """Play the rollout of this number where it should be played: the calling thread, and those it starts."""
         if len(self._everywhere) < 2:
             yield
             return
-        alone = self.chosen(number)
-        self._go(self._one if alone else self._everywhere)
+        one = self.chosen(number)
+        if one:
+            self._go(self._one)
         began = time.perf_counter()
-        yield
+        try:
+            yield
+        finally:
+            if one:
+                self._go(self._everywhere)
         self.tell(number, time.perf_counter() - began)
 
     def chosen(self, number: int) -> bool:
         """Return whether a thread's rollout of this number is to be played on one core."""
-        period, position = divmod(number, PERIOD)
         with self._lock:
+            self._first = number if self._first is None else self._first
+            period, position = divmod(number - self._first, PERIOD)
+            if period < self._period:  # Behind the others.
+                return bool(self._kept)
             if period > self._period:
                 # Another core each time, by chance: other programs on this machine may do the same.
                 self._period, self._one, self._kept = period, {secrets.choice(sorted(self._everywhere))}, None
@@ -92,18 +101,11 @@ class OneCore:
 
     def tell(self, number: int, seconds: float) -> None:
         """Note how long a thread's rollout of this number took it."""
-        period, position = divmod(number, PERIOD)
-        if position < len(TRIAL) and position % 2 == 1:
-            with self._lock:
-                if period == self._period:
-                    self._seconds[TRIAL[position]].append(seconds)
-
-    def leave(self) -> None:
-        """Let the calling thread, and those that it will start, run on all cores again."""
-        if self._everywhere:
-            self._go(self._everywhere)
+        with self._lock:
+            period, position = divmod(number - (self._first or 0), PERIOD)
+            if period == self._period and position < len(TRIAL) and position % 2 == 1:
+                self._seconds[TRIAL[position]].append(seconds)
 
     def _go(self, cores: set[int]) -> None:
         with contextlib.suppress(OSError):  # A container may have lost cores meanwhile.
-            if os.sched_getaffinity(0) != cores:
-                os.sched_setaffinity(0, cores)
+            os.sched_setaffinity(0, cores)

@@ -14,6 +14,7 @@ from podium.env import Env
 from podium.host import HostEnvs
 from podium.placement.acting import Acting, Compiled, CompiledFused, Fused
 from podium.placement.actors import Actor, Piece, Restarts, Watched, seed_after, take
+from podium.placement.cores import OneCore
 from podium.placement.elsewhere import PlayerElsewhere, PlayerFragment
 from podium.placement.engine import resolve_engine
 from podium.placement.explanation import Explanation
@@ -64,6 +65,7 @@ class DistributedActorsProgram(LearnerProgram):
     def _make_threads(self, run_key: Key, seed: int, start: int) -> Sequence[Watched]:
         placement, number = self._placement, self._placement.workers
         together: queue.Queue[Piece] = queue.Queue(number * placement.queue_depth)
+        self._cores = OneCore(number * (1 if self._acting is None else self._acting.groups))
         self._workers = [
             Actor(
                 worker,
@@ -89,7 +91,7 @@ class DistributedActorsProgram(LearnerProgram):
         functions = self._functions[worker % len(self._functions)]
         if isinstance(functions, CompiledFused):
             return FusedPlayer(functions, seed, index, run_key)
-        return HostPlayer(self.env, seed, index, functions, run_key)
+        return HostPlayer(self.env, seed, index, functions, run_key, self._cores)
 
     def _take(self, number: int) -> tuple[list[Piece], int]:
         """Take a piece of every worker, or as many as there are workers of whoever has one."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from podium.placement import acting
 from podium.placement.actors import seed_after
+from podium.placement.cores import OneCore
 from podium.placement.cut import Cut, HostCut, Played, Shapes, Taken
 from podium.placement.devices import at, jit
 from podium.placement.players import HostPlayer
@@ -111,11 +112,12 @@ class HostFragment(Fragment):
       compiled: functions of its device.
       worker: number of this worker.
       acting: likewise, of a rollout.
+      cores: that it shares with the other workers of this process, if there are any.
     """
 
-    def __init__(self, compiled: Compiled, worker: int, acting: acting.Compiled):
+    def __init__(self, compiled: Compiled, worker: int, acting: acting.Compiled, cores: OneCore | None):
         super().__init__(compiled, worker)
-        self._acting, self._failures = acting, 0
+        self._acting, self._cores, self._failures = acting, cores, 0
         self._actor = jit(compiled.cut.agent.actor, compiled.device)
         self._player: HostPlayer | None = None
 
@@ -147,7 +149,8 @@ class HostFragment(Fragment):
 
     def _make_player(self) -> HostPlayer:
         cut, seed = self._compiled.cut, seed_after(self._seed, self._failures)
-        return HostPlayer(cut.env, seed, int(self._worker) * cut.sizes.num_envs, self._acting, self._run_key)
+        first_index = int(self._worker) * cut.sizes.num_envs
+        return HostPlayer(cut.env, seed, first_index, self._acting, self._run_key, self._cores)
 
     def close(self) -> None:
         """Release the environments."""
@@ -164,9 +167,9 @@ def compile_acting(cut: Cut, device: jax.Device) -> acting.Compiled | None:
     return acting.Compiled(cut.acting(), params, device)
 
 
-def fragment(compiled: Compiled, worker: int, acting: acting.Compiled | None) -> Fragment:
+def fragment(compiled: Compiled, worker: int, acting: acting.Compiled | None, cores: OneCore | None = None) -> Fragment:
     """Return a worker's fragment."""
-    return Fragment(compiled, worker) if acting is None else HostFragment(compiled, worker, acting)
+    return Fragment(compiled, worker) if acting is None else HostFragment(compiled, worker, acting, cores)
 
 
 def make_fragment(cut: Cut, worker: int, keeps: bool) -> Fragment:

@@ -250,7 +250,7 @@ class Stepper(Persistent):
         stop: threading.Event,
     ):
         super().__init__(f"podium-stepper-{number}", stop, start, restarts)
-        self._cores, self._start = cores, start
+        self._cores = cores
         self._columns, self._beginning, self._request = columns, memory, Request()
         self._make_env, self._first_index, self._ring, self._server = make_env, first_index, ring, server
 
@@ -264,7 +264,6 @@ class Stepper(Persistent):
                     memory = self._play_one(group, memory)
                     self._handed_over()
         finally:
-            self._cores.leave()
             env.close()
 
     def _play_one(self, group: Group, memory: PyTree) -> PyTree:
@@ -278,7 +277,7 @@ class Stepper(Persistent):
         write_obs, write_acted = _writer(rows.obs), _writer((rows.action, rows.extras))
         write_result = _writer(tuple(rows.result))
         self._remember(self._ring.store.carry, place, memory)
-        with self._cores.rollout(self.iteration - self._start):
+        with self._cores.rollout(self.iteration):
             for step in range(self._ring.length):
                 write_obs(step, group.obs)
                 rows.first[step] = group.first

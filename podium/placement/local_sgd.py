@@ -25,6 +25,7 @@ from podium.placement import program
 from podium.placement.acting import Acting, Compiled, complete
 from podium.placement.actors import Actor, Piece, Watched, take
 from podium.placement.averaging import Averaging, LocalSGDState
+from podium.placement.cores import OneCore
 from podium.placement.devices import Devices, make_mesh, resolve_devices
 from podium.placement.explanation import Explanation
 from podium.placement.fused import FusedProgram
@@ -252,9 +253,9 @@ class HostLocalSGDProgram(LearnerProgram):
 
     def _make_threads(self, run_key: Key, seed: int, start: int) -> Sequence[Watched]:
         share = self._averaging.share.num_envs
-        self._actors = []
+        self._actors, cores = [], OneCore(self.workers * self._acting.groups)
         for worker, (compiled, slot) in enumerate(zip(self._acting_on, self._slots, strict=True)):
-            player = partial(HostPlayer, self.env, seed, worker * share, compiled, run_key)
+            player = partial(HostPlayer, self.env, seed, worker * share, compiled, run_key, cores)
             pieces: queue.Queue[Piece] = queue.Queue(1)
             make_player = lambda failures, player=player: player()  # noqa: E731
             self._actors.append(Actor(worker, make_player, start, slot, pieces, self._stop, lockstep=True))

@@ -24,6 +24,7 @@ from podium.env import Env
 from podium.host import HostEnvs
 from podium.placement import program
 from podium.placement.actors import POLL_SECONDS, STOP_SECONDS, Restarts, Watch, end_threads
+from podium.placement.cores import OneCore
 from podium.placement.cut import Cut, HostCut, Shapes, cut
 from podium.placement.devices import Devices, at, jit, resolve_devices
 from podium.placement.engine import Engine, Handle, resolve_engine
@@ -279,7 +280,8 @@ class ParameterServerProgram:
             on = {device: Compiled(self._cut, device, *both) for device, both in pieces.items()}
             acting = {device: compile_acting(self._cut, device) for device in self.devices}
             here = self._device
-            self._place(lambda worker: lambda: fragment(on[here(worker)], worker, acting[here(worker)]))
+            cores = OneCore(self._cut.num_workers)
+            self._place(lambda worker: lambda: fragment(on[here(worker)], worker, acting[here(worker)], cores))
         self._is_compiled = True
         self.compile_seconds += time.perf_counter() - began
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from podium.host import HostEnv, HostEnvs
 from podium.placement.acting import Compiled, CompiledFused, Rows, result_of
+from podium.placement.cores import OneCore
 from podium.placement.together import together
 from podium.types import Key, PyTree, Trajectory
 
@@ -183,10 +184,19 @@ class HostPlayer:
       first_index: global number of the first.
       compiled: functions to act with, on some device.
       run_key: of the run.
+      cores: that it shares with the other players of this process, if there are any.
     """
 
-    def __init__(self, envs: HostEnvs, seed: int, first_index: int, compiled: Compiled, run_key: Key):
-        self._compiled, self._run_key = compiled, run_key
+    def __init__(
+        self,
+        envs: HostEnvs,
+        seed: int,
+        first_index: int,
+        compiled: Compiled,
+        run_key: Key,
+        cores: OneCore | None = None,
+    ):
+        self._compiled, self._run_key, self._cores = compiled, run_key, cores or OneCore(1)
         self._groups: list[ActingGroup] = []
         self._begun: Rollout | None = None
         size = compiled.acting.group_size
@@ -229,7 +239,8 @@ class HostPlayer:
                 group.act(ahead, sums)
             return sums
 
-        all_sums = together([functools.partial(play, group) for group in self._groups], tick)
+        with self._cores.rollout(iteration):
+            all_sums = together([functools.partial(play, group) for group in self._groups], tick)
         trajectory = self._compiled.finish(rollout.rows, rollout.carry, rollout.end_carry, np.int32(version))
         sums = {name: sum(each[name] for each in all_sums) for name in SUMS}
         # Those of a thread: all groups take theirs at the same time.

@@ -22,6 +22,7 @@ from podium.host import HostEnvs, on_host
 from podium.placement import program
 from podium.placement.acting import Acting, Compiled
 from podium.placement.actors import Actor, Piece, take
+from podium.placement.cores import OneCore
 from podium.placement.devices import Devices, resolve_apart
 from podium.placement.engine import Engine
 from podium.placement.explanation import Explanation
@@ -187,11 +188,12 @@ class SebulbaProgram(LearnerProgram):
     def _make_threads(self, run_key: Key, seed: int, start: int) -> list[Actor]:
         placement = self._placement
         self._actors: list[Actor] = []
+        cores = OneCore(len(self._acting_on) * placement.actor_threads * self._acting.groups)
         for compiled, slot in zip(self._acting_on, self._slots, strict=True):
             for _ in range(placement.actor_threads):
                 number = len(self._actors)
                 index = distributed.process_id() * self._own_envs + number * compiled.acting.num_envs
-                player = partial(HostPlayer, self.env, seed, index, compiled, run_key)
+                player = partial(HostPlayer, self.env, seed, index, compiled, run_key, cores)
                 pieces: queue.Queue[Piece] = queue.Queue(placement.queue_depth)
                 make_player = lambda failures, player=player: player()  # noqa: E731
                 self._actors.append(Actor(number, make_player, start, slot, pieces, self._stop, placement.lockstep))

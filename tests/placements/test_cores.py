@@ -66,19 +66,26 @@ def test_without_a_trial_nothing_is_kept() -> None:
     assert not OneCore(threads=3).chosen(len(TRIAL))
 
 
-def test_a_thread_is_where_it_should_be_and_then_everywhere_again() -> None:
+def test_numbers_count_from_the_first_and_who_is_behind_starts_nothing() -> None:
+    cores = OneCore(threads=2)
+    assert [cores.chosen(1000 + number) for number in range(len(TRIAL))] == list(TRIAL)
+    assert not cores.chosen(1000 + PERIOD + len(TRIAL))
+    assert not cores.chosen(1000 + 2)  # Of the trial before.
+
+
+def test_a_thread_and_those_it_starts_are_where_they_should_be_while_they_play() -> None:
     everywhere, cores = os.sched_getaffinity(0), OneCore(threads=2)
-    try:
-        for number, one in enumerate(TRIAL):
-            with cores.rollout(number):
-                assert len(os.sched_getaffinity(0)) == (1 if one else len(everywhere))
-        with pytest.raises(ZeroDivisionError), cores.rollout(2):
-            raise ZeroDivisionError
-        assert len(os.sched_getaffinity(0)) == 1
-        cores.leave()
+    for number, one in enumerate(TRIAL):
+        where: list[set[int]] = []
+        with cores.rollout(number):
+            thread = threading.Thread(target=lambda where=where: where.append(os.sched_getaffinity(0)))
+            thread.start()
+            thread.join()
+            assert where == [os.sched_getaffinity(0)] and len(where[0]) == (1 if one else len(everywhere))
         assert os.sched_getaffinity(0) == everywhere
-    finally:
-        os.sched_setaffinity(0, everywhere)
+    with pytest.raises(ZeroDivisionError), cores.rollout(2):
+        raise ZeroDivisionError
+    assert os.sched_getaffinity(0) == everywhere
 
 
 def test_a_single_thread_stays_where_it_is() -> None:
@@ -86,8 +93,6 @@ def test_a_single_thread_stays_where_it_is() -> None:
     for number in range(len(TRIAL) + 1):
         with cores.rollout(number):
             assert os.sched_getaffinity(0) == everywhere
-    cores.leave()
-    assert os.sched_getaffinity(0) == everywhere
 
 
 def test_only_while_it_plays_a_thread_is_scheduled_as_one_that_pushes_nobody_aside() -> None:
@@ -143,8 +148,16 @@ class Watching(CheckedHostEnv):
         pass
 
 
-def run(seen: Seen, updates: int, **options: Any) -> None:
-    placement = podium.CentralInference(envs_per_worker=2, devices=1, **options)
+PLACEMENTS: dict[str, Any] = {
+    "CentralInference": podium.CentralInference(envs_per_worker=2, devices=1, restarts=1),
+    "Sebulba": podium.Sebulba(actor_threads=2, groups=2),
+    "DistributedActors": podium.DistributedActors(workers=4, restarts=1),
+    "ParameterServer": podium.ParameterServer(workers=4, devices=1, restarts=1),
+    "LocalSGD": podium.LocalSGD(workers=4, devices=1),
+}
+
+
+def run(seen: Seen, placement: Any, updates: int) -> None:
     agent = impala.make(impala.Config(hidden_sizes=(4,)))
     program = placement.build(agent, seen.envs(), num_envs=8, rollout_length=LENGTH, max_updates=updates)
     try:
@@ -153,20 +166,22 @@ def run(seen: Seen, updates: int, **options: Any) -> None:
         program.close()
 
 
-def test_threads_that_step_environments_try_one_core_and_all_are_on_the_same() -> None:
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_threads_that_step_environments_try_one_core_and_all_are_on_the_same(name: str) -> None:
+    """Under Sebulba a step may belong to the next rollout already, whose threads are those of this one."""
     seen, everywhere = Seen(), frozenset(os.sched_getaffinity(0))
-    run(seen, len(TRIAL))
+    run(seen, PLACEMENTS[name], len(TRIAL))
     assert len(seen.stepped) == 4 and os.sched_getaffinity(0) == everywhere
-    on_one = set()
+    on_one = set[frozenset[int]]()
     for steps in seen.stepped.values():
-        for number, one in enumerate(TRIAL):
-            mine = set(steps[number * LENGTH : (number + 1) * LENGTH])
-            assert len(mine) == 1 and (mine == {everywhere}) == (not one)
-            on_one |= mine - {everywhere}
-    assert len(on_one) == 1 and len(next(iter(on_one))) == 1
+        places = [len(place) == 1 for place in steps[: len(TRIAL) * LENGTH : LENGTH]]
+        assert places == list(TRIAL)
+        on_one |= set(steps) - {everywhere}
+    assert len(on_one) == 1
 
 
-def test_an_environment_made_anew_may_start_threads_on_all_cores() -> None:
+@pytest.mark.parametrize("name", ["CentralInference", "DistributedActors", "ParameterServer"])
+def test_an_environment_made_anew_may_start_threads_on_all_cores(name: str) -> None:
     seen = Seen(fails_at=2 * LENGTH + 2)  # In a rollout that is played on one core.
-    run(seen, len(TRIAL), restarts=1)
+    run(seen, PLACEMENTS[name], len(TRIAL))
     assert seen.made == [len(os.sched_getaffinity(0))] * 5
