@@ -168,14 +168,14 @@ def run(seen: Seen, placement: Any, updates: int) -> None:
 
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_threads_that_step_environments_try_one_core_and_all_are_on_the_same(name: str) -> None:
-    """Under Sebulba a step may belong to the next rollout already, whose threads are those of this one."""
+    """Of workers that nobody waits for, one may play fewer rollouts than others."""
     seen, everywhere = Seen(), frozenset(os.sched_getaffinity(0))
     run(seen, PLACEMENTS[name], len(TRIAL))
     assert len(seen.stepped) == 4 and os.sched_getaffinity(0) == everywhere
     on_one = set[frozenset[int]]()
     for steps in seen.stepped.values():
         places = [len(place) == 1 for place in steps[: len(TRIAL) * LENGTH : LENGTH]]
-        assert places == list(TRIAL)
+        assert places == list(TRIAL[: len(places)])
         on_one |= set(steps) - {everywhere}
     assert len(on_one) == 1
 
