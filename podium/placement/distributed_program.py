@@ -65,7 +65,7 @@ class DistributedActorsProgram(LearnerProgram):
     def _make_threads(self, run_key: Key, seed: int, start: int) -> Sequence[Watched]:
         placement, number = self._placement, self._placement.workers
         together: queue.Queue[Piece] = queue.Queue(number * placement.queue_depth)
-        self._cores = OneCore(number * (1 if self._acting is None else self._acting.groups))
+        self._cores = OneCore(number)
         self._workers = [
             Actor(
                 worker,

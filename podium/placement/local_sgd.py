@@ -253,7 +253,7 @@ class HostLocalSGDProgram(LearnerProgram):
 
     def _make_threads(self, run_key: Key, seed: int, start: int) -> Sequence[Watched]:
         share = self._averaging.share.num_envs
-        self._actors, cores = [], OneCore(self.workers * self._acting.groups)
+        self._actors, cores = [], OneCore(self.workers)
         for worker, (compiled, slot) in enumerate(zip(self._acting_on, self._slots, strict=True)):
             player = partial(HostPlayer, self.env, seed, worker * share, compiled, run_key, cores)
             pieces: queue.Queue[Piece] = queue.Queue(1)
