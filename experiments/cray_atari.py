@@ -1,8 +1,8 @@
 """Fill the Cray table: IMPALA, PPO and A2C on four Atari games, 10M steps each, beside the published figures.
 
-python experiments/cray_atari.py                                     # twelve runs, one after another
-python experiments/cray_atari.py --agents impala --games Qbert -- --actor-threads 4
-python experiments/cray_atari.py --smoke                             # all of it in a minute or two; learns nothing
+    python experiments/cray_atari.py                                     # twelve runs, one after another
+    python experiments/cray_atari.py --agents impala --games Qbert -- --actor-threads 4
+    python experiments/cray_atari.py --smoke                             # all of it in a minute or two; learns nothing
 
 Each cell is a run of `AGENT_sebulba.py` with its Atari preset and an episode a life, in a run folder of its own; what
 follows `--` goes to every one of them. Given again, the command goes on where it was stopped, and leaves out what has

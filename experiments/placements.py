@@ -1,8 +1,8 @@
 """Train one agent, unchanged, under every placement, and put the rows side by side.
 
-python experiments/placements.py                                   # PPO on Catch, two (virtual) devices
-python experiments/placements.py --agent dqn --json placements.json --seed 1
-python experiments/placements.py --placements Anakin Evolution --env CartPole-v1 --num-steps 500000
+    python experiments/placements.py                                   # PPO on Catch, two (virtual) devices
+    python experiments/placements.py --agent dqn --json placements.json --seed 1
+    python experiments/placements.py --placements Anakin Evolution --env CartPole-v1 --num-steps 500000
 
 `return` is of greedy play, 128 episodes after training; `training` is that of the last row, as acted. Steps a second
 leave compiling and evaluating out; they are those of a small environment, where what a placement costs shows most.

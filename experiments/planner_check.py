@@ -1,7 +1,7 @@
 """Hold the planner's choice against every placement, each run for real: one JSON object a pair, a line.
 
-python experiments/planner_check.py                                # all pairs, in some minutes
-python experiments/planner_check.py --pairs update --turns 15 --json planner.json
+    python experiments/planner_check.py                                # all pairs, in some minutes
+    python experiments/planner_check.py --pairs update --turns 15 --json planner.json
 
 Each pair of an agent and an environment is bound by another stage: `environment` by a pure environment that multiplies
 matrices in every step, `inference` by DQN with a large network that acts often and learns seldom, `update` by PPO with
