@@ -18,6 +18,8 @@ from podium.placement.cores import TRIAL
 from podium.placement.inference import Inference
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, TimeStep
 
+STAGES = ("environments", "inference", "learning", "serving")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CentralFlags:
@@ -91,9 +93,9 @@ def slow_envs(shortest: float, longest: float, in_turn: bool = False) -> HostEnv
 def measure(flags: CentralFlags) -> dict[str, Any]:
     """Measure; see `CentralFlags`. Each turn of the whole stands between two of the environments alone.
 
-    `ratio` is to the slowest of its stages alone: environments in the same threads, full batches of acting, learning.
-    `ratio_of_serving` is to the whole with environments that take no time: what asking, batching, acting, answering and
-    learning allow, all in one Python process.
+    The stages are `environments`, in the same threads; `inference`, full batches one after another; `learning`; and
+    `serving`, the whole with environments that take no time: asking, batching, acting and answering, which many threads
+    do under Python's one lock. `ratio` is to the slowest of them, and `ratio_of_environments` to the environments.
     """
     if not 0 <= flags.shortest <= flags.longest:
         raise ValueError(f"shortest={flags.shortest} must be 0 to longest={flags.longest} seconds.")
@@ -107,15 +109,14 @@ def measure(flags: CentralFlags) -> dict[str, Any]:
         turns[-1]["serving_steps_per_second"] = _turn(slow_envs(0.0, 0.0), flags)["steps_per_second"]
     for turn, before, after in zip(turns, alone, alone[1:], strict=False):
         turn["environments_steps_per_second"] = (before + after) / 2
-        stages = [
-            value for name, value in turn.items() if name.startswith(("environments_", "inference_steps", "learn"))
-        ]
-        turn["ratio"] = turn["steps_per_second"] / min(stages)
-        turn["ratio_of_serving"] = turn["steps_per_second"] / turn["serving_steps_per_second"]
+        turn["ratio"] = turn["steps_per_second"] / min(turn[f"{stage}_steps_per_second"] for stage in STAGES)
+        turn["ratio_of_environments"] = turn["steps_per_second"] / turn["environments_steps_per_second"]
+    medians = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
     return {
         "what": "central",
         **dataclasses.asdict(flags),
-        **{name: statistics.median(turn[name] for turn in turns) for name in turns[0]},
+        **medians,
+        "slowest_stage": min(STAGES, key=lambda stage: medians[f"{stage}_steps_per_second"]),
         "ratios": [turn["ratio"] for turn in turns],
     }
 

@@ -168,8 +168,10 @@ def test_central_inference_stands_beside_its_slowest_stage(
 ) -> None:
     command = "central --num-envs 4 --envs-per-worker 2 --rollout-length 4 --updates 4 --repeats 1 --hidden-size 8"
     row = measure(capsys, f"{command} --shortest 0.004 --longest 0.004 {how}")
-    stages = [row[f"{stage}_steps_per_second"] for stage in ("environments", "inference", "learning")]
-    assert row["ratios"] == [row["ratio"]] == [pytest.approx(row["steps_per_second"] / min(stages))]
-    assert row["ratio_of_serving"] == pytest.approx(row["steps_per_second"] / row["serving_steps_per_second"])
+    stages = {name: row[f"{name}_steps_per_second"] for name in ("environments", "inference", "learning", "serving")}
+    slowest = min(stages, key=lambda name: stages[name])
+    assert row["slowest_stage"] == slowest
+    assert row["ratios"] == [row["ratio"]] == [pytest.approx(row["steps_per_second"] / stages[slowest])]
+    assert row["ratio_of_environments"] == pytest.approx(row["steps_per_second"] / stages["environments"])
     # Two threads, and nobody sleeps less than asked: of the two of each thread at once, or one after the other.
     assert 0 < row["environments_steps_per_second"] <= most
