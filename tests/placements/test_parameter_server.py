@@ -208,7 +208,8 @@ def test_late_gradients_are_counted(late: str, monkeypatch: pytest.MonkeyPatch) 
         assert (metrics["policy_lag_max"] == 0).all()
     else:
         assert (metrics["dropped_gradients"] == 0).all()
-        assert metrics["policy_lag_max"].max() == 1
+        # Behind those that the other worker gave meanwhile, of which it has one an update.
+        assert 1 <= metrics["policy_lag_max"].max() <= updates
     assert float(state.agent.env_steps) == NUM_ENVS * length * updates
     assert metrics["finite"].all()
 
