@@ -80,6 +80,7 @@ def emulator(*games: Game) -> Any:
 
 def test_what_a_console_does_is_the_same_in_every_number_of_them():
     """Seven and eight from the power switch, all alike, stand as one alone does; see `xla.avoid_avx512`."""
+    pytest.importorskip("ale_py", reason='ale-py is in the extra: pip install "podium[atari]"')
     game = find("Alien")
     engine = Emulator((game,), (oracle.rom_path(game.rom).read_bytes(),))
 
