@@ -18,15 +18,14 @@ NUM_DEVICES = 8
 
 
 def _cache_folder() -> Path:
-    """Return a folder of this user (cached programs are code), these versions, and this worker (writes can tear)."""
+    """Return a folder of this user (cached programs are code) and these versions, for all workers of a session."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     if not os.access(base if base.exists() else base.parent, os.W_OK):
         base = Path(tempfile.gettempdir()) / f"podium-tests-{os.getuid()}"
     versions = (
         f"jax-{version('jax')}-jaxlib-{version('jaxlib')}-python-{sys.version_info.major}.{sys.version_info.minor}"
     )
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-    return base / "podium-tests" / f"{versions}-{platform.machine()}" / worker
+    return base / "podium-tests" / f"{versions}-{platform.machine()}"
 
 
 # Set as environment variables where child processes, which several tests start, shall have the same.
