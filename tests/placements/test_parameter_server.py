@@ -179,12 +179,13 @@ def test_the_server_applies_drops_and_weighs_by_lag() -> None:
 
 def take_turns(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Let workers give their gradients in this order, again and again, once each of them has one."""
-    give, given, ready = Server.give, [], threading.Barrier(len(names))
+    give, given, begun, ready = Server.give, [], set(), threading.Barrier(len(names))
 
     def in_turn(self: Server, *gradient: Any) -> Given:
-        if len(given) < len(names):
-            ready.wait(60)
         mine, deadline = names.index(threading.current_thread().name), time.monotonic() + 60
+        if mine not in begun:
+            begun.add(mine)
+            ready.wait(60)
         while len(given) % len(names) != mine and time.monotonic() < deadline:
             time.sleep(0.001)
         given.append(give(self, *gradient))
