@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-
-_ISA = "xla_cpu_max_isa"
-_LATE = False
 
 
 def set_cpu_devices(number: int) -> bool:
@@ -40,10 +35,13 @@ def options(device: jax.Device) -> dict[str, Any] | None:
     return {"xla_backend_optimization_level": 1} if device.platform == "cpu" else None
 
 
-def careful_options(device: jax.Device) -> dict[str, Any] | None:
-    """Return `options`, and vectors so narrow that programs are right even where `avoid_avx512` comes too late."""
-    narrow = {"xla_cpu_prefer_vector_width": 128} if device.platform == "cpu" and _miscompiles() else {}
-    return {**(options(device) or {}), **narrow} or None
+def in_one_order(devices: Sequence[jax.Device]) -> dict[str, Any] | None:
+    """Return how to compile a program over several devices of a CPU: each runs its operations in turn.
+
+    Two sums that do not depend on each other may else both be under way, each holding a thread of every device that has
+    come to it; with as many threads as devices, the last device finds none, and the process aborts after 40 seconds.
+    """
+    return one_by_one(devices[0]) if len(devices) > 1 else None
 
 
 def one_by_one(device: jax.Device) -> dict[str, Any] | None:
@@ -54,34 +52,3 @@ def one_by_one(device: jax.Device) -> dict[str, Any] | None:
     shared among threads. For rollouts and learning as one program this was no gain, or a loss.
     """
     return {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"} if device.platform == "cpu" else None
-
-
-def avoid_avx512() -> None:
-    """Ask XLA to compile for CPUs without AVX-512, where its compiler is one that errs with it.
-
-    That of jaxlib 0.10.2 makes wrong programs of the Atari emulator for some numbers of environments (7, 8, 56, 57 of
-    those tried): objects of the picture at wrong places. Without AVX-512, at LLVM's level 0, and with jaxlib 0.11.2 the
-    same programs are right. XLA reads its flags when JAX starts: for a process where it has, see `warn_of_avx512`. A
-    user's own `xla_cpu_max_isa` in XLA_FLAGS stays.
-    """
-    global _LATE
-    flags = os.environ.get("XLA_FLAGS", "")
-    if _miscompiles() and _ISA not in flags:
-        _LATE = has_started()
-        os.environ["XLA_FLAGS"] = f"{flags} --{_ISA}=AVX2".strip()
-
-
-def warn_of_avx512() -> None:
-    """Warn where `avoid_avx512` came too late and programs run on the CPU."""
-    if _LATE and jax.default_backend() == "cpu":
-        warnings.warn(
-            "JAX had started before podium was imported. Its compiler, that of jaxlib 0.10, makes wrong programs of "
-            "the Atari emulator for some numbers of environments on a CPU with AVX-512: import podium first, set "
-            f"XLA_FLAGS=--{_ISA}=AVX2, or use JAX 0.11.",
-            stacklevel=3,
-        )
-
-
-def _miscompiles() -> bool:
-    version = tuple(int(number) for number in jax.__version__.split(".")[:2])
-    return version < (0, 11) and platform.machine() in ("x86_64", "AMD64")

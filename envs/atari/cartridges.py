@@ -7,8 +7,10 @@ console sees shows. A hot spot changes nibbles. Source: K. Horton's notes on car
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -22,6 +24,9 @@ AT_RESET = {"2K": 0x1010, "4K": 0x3210, "F8": 0x7654, "F6": 0x3210, "E0": 0x7654
 """Which KiB of the cartridge each KiB of the console's shows after a reset, a nibble each, the lowest first."""
 
 _SWITCHING = ("F8", "F6", "E0")
+_FIXED = ("2K", "4K")  # These take no operation to follow.
+LARGEST = 1024 * max(_SIZES.values())
+"""Bytes of the largest image."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +87,26 @@ class Cartridges:
         """Bytes of RAM of a lane."""
         return 256 if self.has_extra else 128
 
+    def slot(self, number: int) -> Slot:
+        """Return a slot with one of them."""
+        cartridge = self.cartridges[number]
+        scheme = cartridge.scheme.removesuffix("SC")
+        facts = [
+            self._slot_schemes.index(scheme),
+            AT_RESET[scheme],
+            228 * cartridge.first_line,
+            228 * (cartridge.first_line + cartridge.height),
+            cartridge.comb,
+            cartridge.scheme.endswith("SC"),
+        ]
+        image = np.frombuffer(cartridge.image.ljust(LARGEST, b"\0"), np.uint8)
+        return Slot(image, np.array(facts, np.int32), self._slot_schemes, self.has_extra, self.height)
+
+    @property
+    def _slot_schemes(self) -> tuple[str, ...]:
+        there = {each.scheme.removesuffix("SC") for each in self.cartridges}
+        return (*_FIXED, *sorted(there.difference(_FIXED)))
+
     def lanes(self, which: Array) -> Lanes:
         """Return what lanes need; `which` is int32 [lanes], the cartridge of each (ignored where there is one only)."""
 
@@ -104,6 +129,44 @@ class Cartridges:
                 choose([228 * (each.first_line + each.height) for each in self.cartridges]),
             ),
             comb=choose([each.comb for each in self.cartridges]),
+        )
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["data", "facts"], meta_fields=["schemes", "has_extra", "height"]
+)
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """A slot for one cartridge: in place of `Cartridges` in a program that is compiled once for all of some schemes.
+
+    Attributes:
+      data: uint8 [16384], its image and what fills the place.
+      facts: int32 [6], what `Lanes` tells of it.
+      schemes: those that it takes.
+      has_extra: as in `Cartridges`.
+      height: as in `Cartridges`.
+    """
+
+    data: Array | np.ndarray
+    facts: Array | np.ndarray
+    schemes: tuple[str, ...]
+    has_extra: bool
+    height: int
+
+    def __len__(self) -> int:
+        return 1
+
+    def lanes(self, which: Array) -> Lanes:
+        """Return what lanes need, all with this cartridge; `which` is int32 [lanes]."""
+        scheme, at_reset, begins, ends, comb, extra = (jnp.full(which.shape, fact) for fact in self.facts)
+        return Lanes(
+            schemes=self.schemes,
+            scheme=scheme,
+            base=jnp.zeros_like(which),
+            extra=extra if self.has_extra else None,
+            at_reset=at_reset,
+            window=(begins, ends),
+            comb=comb,
         )
 
 

@@ -69,18 +69,42 @@ def controls(
       select: bool [...], the SELECT switch is held.
       difficulty: int32 [...], bit 0 the left difficulty switch, bit 1 the right one; 1 is "A".
     """
-    wiring = _wiring((games,) if isinstance(games, Game) else tuple(games))
+    wiring = wiring_of((games,) if isinstance(games, Game) else tuple(games))
     row = action if len(wiring.pots) == 1 else which * NUM_ACTIONS + action
-    word = jnp.take(jnp.asarray(wiring.words), row, mode="clip")
+    kinds: Array | np.ndarray = wiring.pots[0]
+    if len(wiring.pots) > 1:
+        kinds = jnp.take(jnp.asarray(wiring.pots), which, mode="clip")
+    return wired(wiring.words, kinds, row, knob, reset=reset, select=select, difficulty=difficulty)
+
+
+def wired(
+    words: Array | np.ndarray,
+    kinds: Array | np.ndarray,
+    row: Array,
+    knob: Array,
+    *,
+    reset: Array | bool = False,
+    select: Array | bool = False,
+    difficulty: Array | int = 0,
+) -> Controls:
+    """Return `controls` from a `Wiring`, which may be an argument of the program: one for any game.
+
+    Args:
+      words: int32 [rows], of a `Wiring`.
+      kinds: int32 [...], of its `pots`.
+      row: int32 [...], of `words`: an action, or that of a game.
+      knob: as for `controls`.
+      reset: as for `controls`.
+      select: as for `controls`.
+      difficulty: as for `controls`.
+    """
+    word = jnp.take(jnp.asarray(words), row, mode="clip")
     turn = KNOB_STEP * (((word >> 10) & 1) - ((word >> 11) & 1))
     knob = jnp.where(turn == 0, knob, jnp.clip(knob + turn, KNOB_LOW, KNOB_HIGH))
 
     shape = jnp.broadcast_shapes(jnp.shape(word), jnp.shape(reset), jnp.shape(select), jnp.shape(difficulty))
     port_b = 0x3C + jnp.where(reset, 0, 1) + jnp.where(select, 0, 2) + ((jnp.asarray(difficulty, jnp.int32) & 3) << 6)
 
-    kinds: Array | np.ndarray = wiring.pots[0]
-    if len(wiring.pots) > 1:
-        kinds = jnp.take(jnp.asarray(wiring.pots), which, mode="clip")
     pins = [(kinds >> (2 * pin)) & 3 for pin in range(4)]
     return Controls(
         word & 0xFF,
@@ -110,17 +134,23 @@ def _charge(kind: Array | np.ndarray, knob: Array) -> Array:
     return jnp.where(kind == _KNOB, charge_cycles(knob), charge)
 
 
-class _Wiring(NamedTuple):
-    """Of each game and action a word (port A, then INPT4, INPT5, left, right), of each game the kinds of four pins."""
+class Wiring(NamedTuple):
+    """How games are wired.
+
+    Attributes:
+      words: int32 [games * actions], port A, then a bit each for INPT4, INPT5, left and right.
+      pots: int32 [games], the kinds of four pins.
+    """
 
     words: np.ndarray
     pots: np.ndarray
 
 
 @functools.lru_cache(maxsize=64)
-def _wiring(games: tuple[Game, ...]) -> _Wiring:
+def wiring_of(games: tuple[Game, ...]) -> Wiring:
+    """Return how games are wired."""
     words = [_word(game, action if action in game.legal_actions else 0) for game in games for action in range(18)]
-    return _Wiring(np.array(words, np.int32), np.array([_pots(game) for game in games], np.int32))
+    return Wiring(np.array(words, np.int32), np.array([_pots(game) for game in games], np.int32))
 
 
 def _word(game: Game, action: int) -> int:

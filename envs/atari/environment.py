@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podium import xla
 from podium.env import Env, reset_key, restart, transition
-from podium.envs.atari import pictures, starts, states
+from podium.envs.atari import compiler, pictures, starts, states
 from podium.envs.atari.emulator import Consoles, Emulator, Played, for_one
 from podium.envs.atari.games import GAMES, NUM_ACTIONS, find
 from podium.envs.atari.roms import find_rom
@@ -130,6 +129,7 @@ def make(name: str, games: Sequence[str] | None = None, **options: Any) -> Env:
       ValueError: for an unknown game or an option out of range.
       FileNotFoundError: there is no cartridge of the game.
     """
+    compiler.avoid_avx512()
     checked = Options(**options)
     title = name.removeprefix("atari/")
     if title == "Mixed":
@@ -143,7 +143,6 @@ def make(name: str, games: Sequence[str] | None = None, **options: Any) -> Env:
     else:
         chosen = (find(title),)
     images = tuple(find_rom(game, checked.roms) for game in chosen)
-    xla.warn_of_avx512()
     return _Environment(f"atari/{title}", Emulator(chosen, images, _backend(checked.backend)), checked).env()
 
 
@@ -239,7 +238,7 @@ class _Environment:
         reached = transition(self._observe(after), reward, terminated, truncated, info)
 
         new, first = self._reset(reset_key(key))
-        choose = lambda new, old: jax.tree.map(lambda n, o: jnp.where(ended, n, o), new, old)  # noqa: E731
+        choose = lambda new, old: jax.tree.map(lambda n, o: jnp.where(ended, n, o), new, old)
         return choose(new, after), reached._replace(obs=choose(first.obs, reached.obs))
 
     def _play_all(self, consoles: Consoles, action: Array, sticks: Array) -> tuple[Consoles, Played]:

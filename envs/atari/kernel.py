@@ -289,7 +289,7 @@ def _together(words: Sequence[Array]) -> Array:
 def _call(run: Callable[..., None], given: _Given, before: _Changed, interpret: bool) -> tuple[_Changed, _Made]:
     """Run the kernel."""
     blocks = before.ram.shape[0]
-    of = lambda *shape: jax.ShapeDtypeStruct((blocks, *shape), jnp.int32)  # noqa: E731
+    of = lambda *shape: jax.ShapeDtypeStruct((blocks, *shape), jnp.int32)
     made = _Made(of(LOG, LANES), of(RECORDS, LANES), of(RECORDS, LANES, 4))
 
     def by_block(x: Any) -> pl.BlockSpec:

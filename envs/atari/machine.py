@@ -7,6 +7,7 @@ waits, and so does one whose log is full; when none can go on, all logs are work
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from podium.envs.atari import opcodes, picture, processor, video
-from podium.envs.atari.cartridges import Cartridges, Lanes
+from podium.envs.atari.cartridges import Cartridges, Lanes, Slot
 from podium.envs.atari.controls import Controls
 from podium.envs.atari.processor import ENDED, NEVER, RUNNING, Processor, Values
 from podium.envs.atari.video import NOTHING, Video
@@ -56,12 +57,12 @@ def power_on(ram: Array) -> Machine:
     return Machine(ram, Processor(*[zero] * len(Processor._fields)), Video(*[zero] * len(Video._fields)))
 
 
-def system_reset(machine: Machine, cartridges: Cartridges, which: Array, timer: Array) -> Machine:
+def system_reset(machine: Machine, cartridges: Cartridges | Slot, which: Array, timer: Array) -> Machine:
     """Return consoles as after the power switch, but for their memory, which stays; `timer` is what it starts at."""
     lanes = cartridges.lanes(which)
     zero = jnp.zeros_like(which)
     data = jnp.asarray(cartridges.data)
-    byte = lambda address: data[lanes.index(lanes.at_reset, jnp.full_like(which, address))].astype(jnp.int32)  # noqa: E731
+    byte = lambda address: data[lanes.index(lanes.at_reset, jnp.full_like(which, address))].astype(jnp.int32)
     state = Processor(*[zero] * len(Processor._fields))._replace(
         sp=zero + 0xFF,
         pc=byte(0xFFFC) | byte(0xFFFD) << 8,
@@ -75,15 +76,18 @@ def system_reset(machine: Machine, cartridges: Cartridges, which: Array, timer: 
     return machine._replace(processor=state, video=Video(*[zero] * len(Video._fields)))
 
 
-@jax.tree_util.register_dataclass
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["ram", "logs", "data", "rows"], meta_fields=["one_kernel"]
+)
 @dataclasses.dataclass(frozen=True)
 class _Stored:
-    """Memory of a batch in arrays; `processor.Memory`."""
+    """Memory of a batch in arrays; `processor.Memory`. `one_kernel` is that of `run`."""
 
     ram: Array
     logs: Array
     data: Array
     rows: Array
+    one_kernel: bool
 
     def _lane(self) -> Array:
         return jnp.arange(self.ram.shape[0], dtype=jnp.int32)
@@ -100,27 +104,31 @@ class _Stored:
 
     def store(self, address: Array, value: Array, where: Array) -> _Stored:
         value = jnp.where(where, value, self.load(address)).astype(jnp.uint8)
-        ram = self.ram.at[self._lane(), address].set(value, mode="promise_in_bounds", unique_indices=True)
-        return dataclasses.replace(self, ram=ram)
+        return dataclasses.replace(self, ram=self.put(self.ram, (self._lane(), address), value))
 
     def log(self, count: Array, word: Array, where: Array) -> _Stored:
-        lane = self._lane()
         place = jnp.where(where, count, LOG)
-        return dataclasses.replace(
-            self, logs=self.logs.at[place, lane].set(word, mode="promise_in_bounds", unique_indices=True)
-        )
+        return dataclasses.replace(self, logs=self.put(self.logs, (place, self._lane()), word))
+
+    def put(self, array: Array, places: tuple[Array, Array], values: Array) -> Array:
+        """Return an array with an element changed in every lane."""
+        if self.one_kernel:
+            return lax.dynamic_update_slice(array, values[:, None], [place[0] for place in places])
+        return array.at[places].set(values, mode="promise_in_bounds", unique_indices=True)
 
     def any(self, where: Array) -> Array:
         return where.any()
 
     def settle(self, values: Values) -> Values:
+        if self.one_kernel:
+            return values
         # A call that is not inlined: XLA's CPU fuses what it can, and computes it again in each fusion that uses it.
         with set_xla_metadata(inlineable="false"):
             return _same(values)
 
 
 def frame(
-    cartridges: Cartridges, machine: Machine, which: Array, controls: Controls, active: Array, draws: Array
+    cartridges: Cartridges | Slot, machine: Machine, which: Array, controls: Controls, active: Array, draws: Array
 ) -> tuple[Machine, Array]:
     """Run a frame in the lanes `active`; the others stay as they are.
 
@@ -135,13 +143,53 @@ def frame(
     Returns:
       the state after it, and the pictures: colour indices, uint8 [lanes, height, 160]; zeros where they are not wanted.
     """
+    after, drawn = run(cartridges, machine, which, controls, active, draws)
+    blank = jnp.zeros((len(which), cartridges.height, video.WIDTH), jnp.uint8)
+    return after, lax.cond(draws, lambda: draw(drawn, cartridges.height), lambda: blank)
+
+
+class Drawn(NamedTuple):
+    """What a frame drew.
+
+    Attributes:
+      records: of `picture.WORDS` words, int32 [lanes, RECORDS + 1] each.
+      counts: int32 [lanes], how many there are.
+      ends: int32 [lanes], pixel at which drawing stopped.
+    """
+
+    records: tuple[Array, ...]
+    counts: Array
+    ends: Array
+
+
+def draw(drawn: Drawn, height: int) -> Array:
+    """Return the pictures, uint8 [lanes, height, 160]."""
+    return picture.draw(jnp.stack(drawn.records)[:, :, :RECORDS], drawn.counts, height, drawn.ends)
+
+
+def run(
+    cartridges: Cartridges | Slot,
+    machine: Machine,
+    which: Array,
+    controls: Controls,
+    active: Array,
+    draws: Array,
+    one_kernel: bool = False,
+) -> tuple[Machine, Drawn]:
+    """Run a frame as `frame` does, and return what it drew in place of the pictures.
+
+    With `one_kernel`, for a batch of one, there are only such operations as XLA's CPU compiler can make one kernel of:
+    no scatter, and no help against computing things twice, which it needs among kernels.
+    """
+    assert not one_kernel or len(which) == 1
     lanes = cartridges.lanes(which)
     count = which.shape[0]
     lane = jnp.arange(count, dtype=jnp.int32)
     # A place behind the last takes what is not to be kept, in the log as among the records.
     logs = jnp.zeros((LOG + 1, count), jnp.int32)
     records = tuple(jnp.zeros((count, RECORDS + 1), jnp.int32) for _ in range(picture.WORDS))
-    memory = _Stored(machine.ram, logs, jnp.asarray(cartridges.data), jnp.asarray(opcodes.table().T))
+    data, rows = jnp.asarray(cartridges.data), jnp.asarray(opcodes.table().T)
+    memory = _Stored(machine.ram, logs, data, rows, one_kernel)
     none = jnp.zeros_like(which)
 
     def runs(state: Processor) -> Array:
@@ -167,8 +215,7 @@ def frame(
             keeps = record.drew & draws & (kept < RECORDS)
             at = jnp.where(keeps, kept, RECORDS)
             records = tuple(
-                words.at[lane, at].set(new, mode="promise_in_bounds", unique_indices=True)
-                for words, new in zip(records, record.words, strict=True)
+                memory.put(words, (lane, at), new) for words, new in zip(records, record.words, strict=True)
             )
             return place + done, view, records, kept + keeps
 
@@ -198,13 +245,9 @@ def frame(
     carry = begin(machine.processor, active), memory, machine.video, records, none
     state, memory, view, records, kept = lax.while_loop(goes_on, round_, carry)
 
-    def draw() -> Array:
-        ends = view.row * video.WIDTH + jnp.maximum(view.done - video.BLANK, 0)
-        return picture.draw(jnp.stack(records)[:, :, :RECORDS], kept, cartridges.height, ends)
-
-    pictures = lax.cond(draws, draw, lambda: jnp.zeros((count, cartridges.height, video.WIDTH), jnp.uint8))
+    ends = view.row * video.WIDTH + jnp.maximum(view.done - video.BLANK, 0)
     state, view = end(state, view, lanes, active)
-    return Machine(memory.ram, state, view), pictures
+    return Machine(memory.ram, state, view), Drawn(records, kept, ends)
 
 
 def begin(state: Processor, active: Array) -> Processor:

@@ -112,7 +112,7 @@ def _around(distance: Array) -> Array:
 
 def _copies(code: Array, distance: Array) -> list[tuple[Array, Array]]:
     """Return for each copy whether it exists, and how far to the right of its position a pixel is."""
-    exists = lambda codes: (jnp.int32(codes) >> code & 1) != 0  # noqa: E731
+    exists = lambda codes: (jnp.int32(codes) >> code & 1) != 0
     offsets = ((0, 0xFF), (16, COPIES_AT_16), (32, COPIES_AT_32), (64, COPIES_AT_64))
     return [(exists(codes), distance - offset) for offset, codes in offsets]
 

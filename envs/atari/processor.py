@@ -455,7 +455,7 @@ def _tia(state: Processor, controls: Controls, register: Array, bus: Array, now:
 
 def _decimal(register: Array, value: Array, carry: Array, subtracts: Array) -> tuple[Array, Array]:
     """Return sum or difference of two bytes of two digits each, and the carry."""
-    number = lambda x: 10 * (x >> 4) + (x & 15)  # noqa: E731
+    number = lambda x: 10 * (x >> 4) + (x & 15)
     left, right = number(register), number(value)
     total = jnp.where(subtracts, left - right - (1 - carry), left + right + carry)
     carried = jnp.where(subtracts, register >= value + 1 - carry, total > 99)

@@ -7,25 +7,34 @@ randomness, and in how long nothing happened first ("no-op starts").
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 import os
 import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.flatten_util import ravel_pytree
+from jax.sharding import SingleDeviceSharding
 
-from podium import xla
-from podium.envs.atari.controls import ALWAYS, KNOB_CENTRE, controls
+from podium.envs.atari import compiler, machine
+from podium.envs.atari.cartridges import LARGEST, Slot
+from podium.envs.atari.controls import ALWAYS, KNOB_CENTRE, Wiring, wired, wiring_of
 from podium.envs.atari.emulator import Emulator
-from podium.envs.atari.games import Game
+from podium.envs.atari.games import NUM_ACTIONS, Game
 from podium.envs.atari.machine import Machine, power_on, system_reset
+from podium.envs.atari.processor import Processor
+from podium.envs.atari.video import WIDTH, Video
 from podium.types import Array
 
 TIMERS = 8
@@ -71,130 +80,217 @@ def make(emulator: Emulator, noop_max: int) -> Starts:
     """Return start states of an emulator's games, [games, states, ...] each.
 
     With `noop_max` 0 there is one state a game: the one after ale-py's `loadROM` and `reset_game`. Else there are
-    `TIMERS` times `noop_max`: after 1 to so many frames of waiting, the last of which presses FIRE where the game has
-    it, as envpool's do.
+    `TIMERS` times `noop_max`: after 1 to `noop_max` frames of waiting, the last of which presses FIRE where the game
+    has it, as envpool's do.
     """
-    timers = TIMERS if noop_max else 1
-    which = np.repeat(np.arange(len(emulator.games), dtype=np.int32), timers)
-    lanes = _Lanes(emulator, which)
-    lanes.run([_whole_reset(emulator.games[game], number % timers) for number, game in enumerate(which)])
-    found = [lanes.snapshot()]
-    if noop_max:
-        found = []
-        for _ in range(noop_max):
-            fires = [FIRE if FIRE in emulator.games[game].minimal_actions else 0 for game in which]
-            found.append(lanes.peek(fires))
-            lanes.frame([Hold()] * len(which))
-    stacked = jax.tree.map(lambda *x: np.stack(x, 1), *found)
-    return jax.tree.map(lambda x: x.reshape(len(emulator.games), timers * len(found), *x.shape[2:]), stacked)
+    program = _program(emulator.cartridges.slot(0))
+    timers = range(TIMERS if noop_max else 1)
+
+    def boot(number: int) -> _Console:
+        return _Console.with_game(emulator, number, program).follow(_boot(emulator.games[number]))
+
+    def begin(console: _Console, timer: int) -> list[Starts]:
+        console = console.follow(_reset(console.game, 3 + timer))
+        return list(console.wait(noop_max)) if noop_max else [console.snapshot()]
+
+    # A console's frames follow one another; other consoles' are run meanwhile. What runs them lets go of Python's lock.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        booted = list(pool.map(boot, range(len(emulator.games))))
+        every = [(console, timer) for console in booted for timer in timers]
+        found = [state for states in pool.map(begin, *zip(*every, strict=True)) for state in states]
+    return jax.tree.map(lambda *x: np.stack(x).reshape(len(booted), -1, *x[0].shape), *found)
 
 
-class _Lanes:
-    """Consoles that follow scripts, one frame at a time."""
+class _Program(NamedTuple):
+    """What consoles run, one at a time; compiled once for all games with the same schemes of bank switching.
 
-    def __init__(self, emulator: Emulator, which: np.ndarray):
-        self._emulator, self._which = emulator, jnp.asarray(which)
-        generator = np.random.RandomState(_SEED)
-        draw = lambda: int(np.frombuffer(generator.bytes(4), np.uint32)[0])  # noqa: E731
-        ram = np.array([draw() & 0xFF for _ in range(128)], np.uint8)
-        draw()
-        self.timers = [25 + draw() % 75 for _ in range(64)]
-        memory = np.zeros((len(which), emulator.cartridges.memory), np.uint8)
-        memory[:, :128] = ram
-        self._machine = power_on(jnp.asarray(memory))
-        self._knob = jnp.full(len(which), KNOB_CENTRE, jnp.int32)
-        self._screen = np.zeros((len(which), emulator.cartridges.height, 160), np.uint8)
-        options = xla.careful_options(jax.devices()[0])
-        self._frame = jax.jit(self._run_frame, compiler_options=options)
-        self._reset = jax.jit(self._run_reset, compiler_options=options)
+    Attributes:
+      frame: from slot, wiring, state, `Hold` as int32 [4] and knob to the next state, knob and picture.
+      reset: from slot, state and what the timer holds to the state after a system reset.
+    """
 
-    def _run_frame(
-        self, machine: Machine, knob: Array, action: Array, reset: Array, select: Array, detects: Array, active: Array
-    ) -> tuple[Machine, Array, Array]:
-        held = controls(self._emulator.games, self._which, action, knob, reset=reset, select=select)
-        charges = [jnp.where(detects & (each >= 0), ALWAYS, each) for each in held.charge]
-        held = held._replace(charge=(charges[0], charges[1], charges[2], charges[3]))
-        after, screens = self._emulator.run_frame(
-            self._emulator.cartridges, machine, self._which, held, active, jnp.ones((), bool)
+    frame: Callable[..., tuple[_State, Array, Array]]
+    reset: Callable[..., _State]
+
+
+class _State(NamedTuple):
+    """A console's state, in few arrays: each that a program takes or returns costs time.
+
+    Attributes:
+      words: int32 [words], its processor and video.
+      ram: uint8 [1, bytes].
+    """
+
+    words: Any
+    ram: Any
+
+
+def _pack(machine: Machine) -> _State:
+    return _State(jnp.concatenate(jax.tree.leaves((machine.processor, machine.video))), machine.ram)
+
+
+def _unpack(state: _State) -> Machine:
+    """Return the state of a batch of one."""
+    words, count = list(state.words[:, None]), len(Processor._fields)
+    return Machine(state.ram, Processor(*words[:count]), Video(*words[count:]))
+
+
+def _program(kind: Slot) -> _Program:
+    """Return what runs cartridges that fit in slots like this."""
+    return _compile(kind.schemes, kind.has_extra, kind.height)
+
+
+@functools.cache
+def _compile(schemes: tuple[str, ...], has_extra: bool, height: int) -> _Program:
+    """Compile for slots of a kind."""
+    which = np.zeros(1, np.int32)
+
+    def frame(slot: Slot, wiring: Wiring, state: _State, hold: Array, knob: Array) -> tuple[_State, Array, Array]:
+        # An argument that is not used would end the process: XLA's compiler takes it for a mistake of its own. So
+        # numbers are one argument, whatever becomes of some of them.
+        numbers, restore = ravel_pytree((slot.facts, wiring, state.words, hold, knob))
+
+        def run(data: Array, ram: Array, numbers: Array) -> tuple[_State, Array, machine.Drawn]:
+            facts, wiring, words, hold, knob = restore(numbers)
+            action, reset, select, detects = hold
+            held = wired(wiring.words, wiring.pots, action, knob, reset=reset != 0, select=select != 0)
+            charges = [jnp.where((detects != 0) & (each >= 0), ALWAYS, each) for each in held.charge]
+            held = held._replace(charge=(charges[0], charges[1], charges[2], charges[3]))
+            slot, console = Slot(data, facts, schemes, has_extra, height), _unpack(_State(words, ram))
+            here, yes = jnp.asarray(which), jnp.ones((), bool)
+            after, drawn = machine.run(slot, console, here, held, yes[None], draws=yes, one_kernel=True)
+            return _pack(after), held.knob, drawn
+
+        # One kernel: one console's frame is some 5,000 steps of some 3,000 operations on single numbers, and XLA's CPU
+        # else spends most of the time between kernels.
+        with set_xla_metadata(xla_cpu_small_call="true", inlineable="false"):
+            after, knob, drawn = jax.jit(run)(slot.data, state.ram, numbers)
+        return after, knob, machine.draw(drawn, height)[0]
+
+    def reset(slot: Slot, state: _State, timer: Array) -> _State:
+        return _pack(system_reset(_unpack(state), slot, jnp.asarray(which), timer))
+
+    device = _device()
+    words = np.zeros(len(Processor._fields) + len(Video._fields), np.int32)
+    slot = Slot(np.zeros(LARGEST, np.uint8), np.zeros(6, np.int32), schemes, has_extra, height)
+    wiring = Wiring(np.zeros(NUM_ACTIONS, np.int32), which)
+    state = _State(words, np.zeros((1, 256 if has_extra else 128), np.uint8))
+
+    def compiled(function: Callable[..., Any], *arguments: Any) -> Any:
+        on_device = functools.partial(jax.ShapeDtypeStruct, sharding=SingleDeviceSharding(device))
+        lowered = jax.jit(function).lower(*jax.tree.map(lambda x: on_device(x.shape, x.dtype), arguments))
+        return lowered.compile(compiler.careful_options(device))
+
+    hold = np.zeros(len(Hold._fields), np.int32)
+    return _Program(compiled(frame, slot, wiring, state, hold, which), compiled(reset, slot, state, which))
+
+
+def _device() -> jax.Device:
+    """Return a CPU: frames of one console are nothing for a GPU."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS leaves it out.
+        return jax.local_devices()[0]
+
+
+@functools.cache
+def _at_power_on() -> tuple[np.ndarray, tuple[int, ...]]:
+    """Return what the console's memory holds, uint8 [128], and what its timer holds at the system resets from there."""
+    generator = np.random.RandomState(_SEED)
+    draws = [int(np.frombuffer(generator.bytes(4), np.uint32)[0]) for _ in range(128 + 1 + 64)]
+    return np.array([draw & 0xFF for draw in draws[:128]], np.uint8), tuple(25 + draw % 75 for draw in draws[129:])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Console:
+    """A console with a game, between two frames.
+
+    Attributes:
+      game: its own.
+      program: that runs it.
+      slot: with its cartridge.
+      wiring: of its ports.
+      state: of the console.
+      knob: int32 [1], of the paddle.
+      screen: uint8 [height, 160], the last picture.
+    """
+
+    game: Game
+    program: _Program
+    slot: Slot
+    wiring: Wiring
+    state: _State
+    knob: Any
+    screen: Any
+
+    @classmethod
+    def with_game(cls, emulator: Emulator, number: int, program: _Program) -> _Console:
+        """Return one with a game of an emulator, before its first system reset."""
+        game, cartridges = emulator.games[number], emulator.cartridges
+        ram = np.zeros((1, cartridges.memory), np.uint8)
+        ram[0, :128], _ = _at_power_on()
+        words = np.zeros(len(Processor._fields) + len(Video._fields), np.int32)
+        screen = np.zeros((cartridges.height, WIDTH), np.uint8)
+        knob = np.full(1, KNOB_CENTRE, np.int32)
+        return cls(game, program, cartridges.slot(number), wiring_of((game,)), _State(words, ram), knob, screen)
+
+    def reset(self, number: int) -> _Console:
+        """Return it after a system reset, the one of this number since the power switch."""
+        timer = np.full(1, _at_power_on()[1][number], np.int32)
+        state = self.program.reset(self.slot, self.state, timer)
+        return dataclasses.replace(
+            self, state=state, knob=np.full_like(self.knob, KNOB_CENTRE), screen=np.zeros_like(self.screen)
         )
-        return after, held.knob, screens
 
-    def _run_reset(self, machine: Machine, timer: Array, where: Array) -> Machine:
-        fresh = system_reset(machine, self._emulator.cartridges, self._which, timer)
-        choose = lambda new, old: jnp.where(where.reshape(-1, *[1] * (new.ndim - 1)), new, old)  # noqa: E731
-        return jax.tree.map(choose, fresh, machine)
+    def frame(self, hold: Hold) -> _Console:
+        """Return it after a frame."""
+        held = np.array(hold, np.int32)
+        state, knob, screen = self.program.frame(self.slot, self.wiring, self.state, held, self.knob)
+        return dataclasses.replace(self, state=state, knob=knob, screen=screen)
 
-    def run(self, scripts: Sequence[Generator[Any, np.ndarray, None]]) -> None:
-        """Follow scripts to their ends: each yields a `Hold` for a frame, or a timer's number for a system reset.
+    def follow(self, script: Script) -> _Console:
+        """Return it after a script.
 
         Raises:
-          RuntimeError: some have not ended after `MOST_FRAMES`.
+          RuntimeError: it has not ended after `MOST_FRAMES`.
         """
-        wishes: list[Any] = [next(script) for script in scripts]
-        left = MOST_FRAMES
-        while any(wish is not None for wish in wishes):
-            if not left:
-                lanes = [number for number, wish in enumerate(wishes) if wish is not None]
-                names = sorted({self._emulator.games[int(self._which[number])].name for number in lanes})
-                raise RuntimeError(
-                    f"{', '.join(names)}: no first frame after {MOST_FRAMES} frames from the power switch; the "
-                    "cartridge is not what its table of rules is for, or is not emulated rightly. Please report it."
-                )
-            left -= 1
-            resets = np.array([isinstance(wish, int) for wish in wishes])
-            if resets.any():
-                timers = [self.timers[wish] if isinstance(wish, int) else 0 for wish in wishes]
-                self._machine = self._reset(self._machine, jnp.asarray(timers, jnp.int32), jnp.asarray(resets))
-                self._knob = jnp.where(jnp.asarray(resets), KNOB_CENTRE, self._knob)
-                self._screen[resets] = 0
-            else:
-                self.frame(wishes)
-            ram = np.asarray(self._machine.ram)
-            for number, script in enumerate(scripts):
-                if wishes[number] is not None and (resets[number] or not resets.any()):
-                    try:
-                        wishes[number] = script.send(ram[number])
-                    except StopIteration:
-                        wishes[number] = None
-
-    def frame(self, holds: Sequence[Hold | None]) -> None:
-        """Run a frame in the lanes that hold something."""
-        active = np.array([hold is not None for hold in holds])
-        fields = [hold or Hold() for hold in holds]
-        columns = [np.array(column) for column in zip(*fields, strict=True)]
-        self._machine, knob, screen = self._frame(
-            self._machine, self._knob, columns[0].astype(np.int32), *columns[1:], active
+        console, wish = self, next(script)
+        for _ in range(MOST_FRAMES):
+            console = console.reset(wish) if isinstance(wish, int) else console.frame(wish)
+            try:
+                wish = script.send(np.asarray(console.state.ram)[0])
+            except StopIteration:
+                return console
+        raise RuntimeError(
+            f"{self.game.name}: no first frame after {MOST_FRAMES} frames from the power switch; the cartridge is not "
+            "what its table of rules is for, or is not emulated rightly. Please report it."
         )
-        self._knob = jnp.where(jnp.asarray(active), knob, self._knob)
-        self._screen[active] = np.asarray(screen)[active]
+
+    def wait(self, frames: int) -> Iterator[Starts]:
+        """Yield its states after 1 to `frames` frames of waiting, the last with FIRE where the game has it."""
+        fires, console = FIRE in self.game.minimal_actions, self
+        for _ in range(frames):
+            after = console.frame(Hold())
+            yield (console.frame(Hold(FIRE)) if fires else after).snapshot()
+            console = after
 
     def snapshot(self) -> Starts:
-        """Return how the lanes stand."""
-        unknown = np.full(len(self._which), -1, np.int32)
-        return jax.tree.map(np.array, Starts(self._machine, self._knob, self._screen, unknown, unknown))
-
-    def peek(self, actions: Sequence[int]) -> Starts:
-        """Return how the lanes would stand after a frame with these actions; they stay as they are."""
-        before = self._machine, self._knob, self._screen.copy()
-        self.frame([Hold(action) for action in actions])
-        found = self.snapshot()
-        self._machine, self._knob, self._screen = before
-        return found
+        """Return how it stands."""
+        state = jax.tree.map(np.asarray, self.state)
+        console, knob = jax.tree.map(lambda x: np.array(x[0]), (_unpack(state), np.asarray(self.knob)))
+        return Starts(console, knob, np.array(self.screen), lives=np.int32(-1), started=np.int32(-1))
 
 
-Script = Generator[Any, np.ndarray, None]
+Script = Generator[Hold | int, np.ndarray, None]
+"""What a console is to do: a `Hold` for each frame, and for a system reset its number."""
 
 
-def _whole_reset(game: Game, timer: int) -> Script:
-    """From power to the second reset of the environment: what `loadROM` and `reset_game` do.
-
-    Draws of the timer come one a system reset; `timer` skips that many before the last.
-    """
+def _boot(game: Game) -> Script:
+    """From the power switch to the environment's first reset, which is what `loadROM` does."""
     yield 0
     yield from _frames(60, Hold(detects=True))
     yield 1
     yield from _reset(game, 2)
-    yield from _reset(game, 3 + timer)
 
 
 def _frames(number: int, hold: Hold) -> Generator[Any, np.ndarray, np.ndarray]:
@@ -204,9 +300,9 @@ def _frames(number: int, hold: Hold) -> Generator[Any, np.ndarray, np.ndarray]:
     return ram
 
 
-def _reset(game: Game, timer: int) -> Script:
-    """One reset of the environment."""
-    yield timer
+def _reset(game: Game, number: int) -> Script:
+    """One reset of the environment, what `reset_game` does; `number` is that of its system reset."""
+    yield number
     yield from _frames(60, Hold())
     ram = yield from _frames(4, Hold(reset=True))
     select = game.variation_select

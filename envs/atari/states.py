@@ -85,7 +85,7 @@ def from_ale(ale: Any, game: str | Game) -> Starts:
     if screen.shape != (game.height, WIDTH):
         raise ValueError(f"ale's screen is {list(screen.shape)}, but {game.name} has [{game.height}, {WIDTH}].")
     state, view = _processor(console, game), _video(console)
-    number: Any = lambda value: np.array([value], np.int32)  # noqa: E731
+    number: Any = lambda value: np.array([value], np.int32)
     ram: Any = np.frombuffer(console["ram"], np.uint8)[None]
     machine = Machine(ram, Processor(**jax.tree.map(number, state)), Video(**jax.tree.map(number, view)))
     knob = min(max(console["left_knob"], KNOB_LOW), KNOB_HIGH)
@@ -326,7 +326,7 @@ def _origin(console: Mapping[str, Any]) -> tuple[int, int, bool]:
 
 def _processor(console: Mapping[str, Any], game: Game) -> dict[str, int]:
     passed, first, was_cut = _origin(console)
-    ours = lambda time: time - passed + first  # noqa: E731
+    ours = lambda time: time - passed + first
     now = ours(console["T"])
     flags = (("N", 7), ("V", 6), ("D", 3), ("I", 2), ("C", 0))
     drawn = console["L"] - console["F"] if was_cut else CLOCKS * game.y_start
@@ -368,7 +368,7 @@ def _video(console: Mapping[str, Any]) -> dict[str, int]:
         drawn = console["L"] - console["B"]
         # A line whose end has not been dealt with counts as the old one still.
         row, done = (drawn - (console["R"] == 0)) // CLOCKS, CLOCKS - console["R"]
-    pack = lambda width, *names: sum(console[name] << width * place for place, name in enumerate(names))  # noqa: E731
+    pack = lambda width, *names: sum(console[name] << width * place for place, name in enumerate(names))
     shapes = [_reverse(console[name]) for name in ("grp0", "grp1", "old_grp0", "old_grp1")]
     field = console["playfield"]
     return {

@@ -224,7 +224,7 @@ class _Shown(NamedTuple):
 
 
 def _shown(video: Video) -> _Shown:
-    byte = lambda number: lax.shift_right_logical(video.shapes, jnp.int32(8 * number)) & 0xFF  # noqa: E731
+    byte = lambda number: lax.shift_right_logical(video.shapes, jnp.int32(8 * number)) & 0xFF
     shapes = []
     for player in range(2):
         shape = jnp.where(video.delayed >> player & 1, byte(2 + player), byte(player))
@@ -340,7 +340,7 @@ def _line_of(shape: Array, code: Array, hidden: Array) -> tuple[Array, Array, Ar
     second = jnp.where(_is(code, COPIES_AT_32), word, zero)
     second = jnp.where(_is(code, QUADRUPLE), fourfold >> 31, second)
     wide_and_hidden = hidden & _is(code, DOUBLE | QUADRUPLE)
-    keep = lambda x: jnp.where(wide_and_hidden, zero, x)  # noqa: E731
+    keep = lambda x: jnp.where(wide_and_hidden, zero, x)
     return keep(first), keep(second), jnp.where(_is(code, COPIES_AT_64), word, zero)
 
 
@@ -434,7 +434,7 @@ def _write(
     active: Array,
 ) -> Video:
     """Let a write take effect."""
-    is_ = lambda number: active & (register == number)  # noqa: E731
+    is_ = lambda number: active & (register == number)
 
     def on(number: int, new: Array | int, old: Array) -> Array:
         return jnp.where(is_(number), new, old)
