@@ -1,23 +1,88 @@
-"""Agents, one algorithm a file, and a registry from which a run folder finds its agent again."""
+"""Agents, one algorithm a file, and a registry by which command lines and run folders find them by name.
+
+An agent of your own joins with `register`: `podium train --plugins my_module --agent mine` then trains it, with a flag
+for every field of its configuration.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from podium.agent import Agent
-from podium.agents import a2c, apex, dqn, impala, ppo
+from podium.agents import a2c, apex, describe, dqn, impala, ppo
 
-__all__ = ["a2c", "apex", "dqn", "impala", "make", "names", "ppo"]
+__all__ = ["Entry", "a2c", "apex", "dqn", "get", "impala", "make", "names", "ppo", "register"]
 
-_modules: dict[str, Any] = {"a2c": a2c, "apex": apex, "dqn": dqn, "impala": impala, "ppo": ppo}
+
+class Entry(NamedTuple):
+    """What is registered of an agent.
+
+    Attributes:
+      make: `(config) -> Agent`.
+      config: the dataclass of its hyperparameters.
+      describe: `(config, num_envs, rollout_length) -> rows`, what an update learns from, in words by title.
+    """
+
+    make: Callable[[Any], Agent]
+    config: type
+    describe: Callable[[Any, int, int], Mapping[str, str]] = describe.of_any
+
+
+_entries: dict[str, Entry] = {
+    "a2c": Entry(a2c.make, a2c.Config, describe.of_a2c),
+    "apex": Entry(apex.make, apex.Config, describe.of_apex),
+    "dqn": Entry(dqn.make, dqn.Config, describe.of_dqn),
+    "impala": Entry(impala.make, impala.Config, describe.of_impala),
+    "ppo": Entry(ppo.make, ppo.Config, describe.of_ppo),
+}
 
 
 def names() -> list[str]:
     """List the agents that `make` knows."""
-    return sorted(_modules)
+    return sorted(_entries)
+
+
+def get(name: str) -> Entry:
+    """Return what is registered under a name.
+
+    Raises:
+      ValueError: for an unknown name, with the nearest known one.
+    """
+    if name not in _entries:
+        near = difflib.get_close_matches(name, _entries, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"No agent is named {name!r}.{hint} There are: {', '.join(names())}.")
+    return _entries[name]
+
+
+def register(
+    name: str,
+    make: Callable[[Any], Agent],
+    config: type,
+    describe: Callable[[Any, int, int], Mapping[str, str]] = describe.of_any,
+) -> None:
+    """Let `make(name, fields)`, command lines and run folders make an agent of your own.
+
+    Args:
+      name: as command lines and run folders say it.
+      make: `(config) -> Agent`.
+      config: a dataclass, whose fields become flags; each needs a default to be left out.
+      describe: see `Entry`.
+
+    Raises:
+      ValueError: the name is empty, has spaces or is taken by another agent, or `config` is no dataclass.
+    """
+    if not name or name != "".join(name.split()):
+        raise ValueError(f"{name!r} is no name for an agent; use letters without spaces between them.")
+    if not isinstance(config, type) or not dataclasses.is_dataclass(config):
+        raise ValueError(f"config={config!r} of agent {name!r} must be a dataclass, whose fields become flags.")
+    entry = Entry(make, config, describe)
+    if _entries.get(name, entry) != entry:
+        raise ValueError(f"An agent is named {name!r} already; choose another name.")
+    _entries[name] = entry
 
 
 def make(name: str, config: Mapping[str, Any] | None = None) -> Agent:
@@ -29,15 +94,13 @@ def make(name: str, config: Mapping[str, Any] | None = None) -> Agent:
     >>> make("ppo", {"gamma": 0.9}).config.gamma
     0.9
     """
-    if name not in _modules:
-        near = difflib.get_close_matches(name, _modules, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"No agent is named {name!r}.{hint} There are: {', '.join(names())}.")
-    module = _modules[name]
-    known = {field.name for field in dataclasses.fields(module.Config)}
+    entry = get(name)
+    known = {field.name for field in dataclasses.fields(entry.config)}
     unknown = sorted(set(config or {}) - known)
     if unknown:
         raise ValueError(f"{name} has no field {unknown[0]!r}; it has {', '.join(sorted(known))}.")
     # JSON has no tuples.
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in (config or {}).items()}
-    return module.make(module.Config(**fields))
+    filled = entry.config(**fields)
+    # A run folder finds the agent again by these two, whatever an agent of the user's own called itself.
+    return entry.make(filled)._replace(name=name, config=filled)

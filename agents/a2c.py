@@ -21,7 +21,7 @@ from podium import networks
 from podium.agent import ActOutput, Agent, Aux, Plan, check_fields
 from podium.networks import ActorCritic, ActorCriticConfig, Network
 from podium.ops import losses, optimizers, returns
-from podium.ops.statistics import count_valid
+from podium.ops.statistics import count_rows, count_valid
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
 
 
@@ -60,7 +60,10 @@ class State(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What a gradient step sees, [N, ...] or, with memory, [T, N, ...]."""
+    """What a gradient step sees, [N, ...] or, with memory, [T, N, ...].
+
+    `num_valid`, a scalar, is how many rows are valid, for `masked_mean`; None where all are.
+    """
 
     obs: PyTree
     first: Array
@@ -68,6 +71,7 @@ class Batch(NamedTuple):
     advantage: Array
     target: Array
     valid: Array | None
+    num_valid: Array | None = None
 
 
 def loss(config: Config, output: ActorCritic, batch: Batch) -> tuple[Array, Metrics]:
@@ -76,7 +80,7 @@ def loss(config: Config, output: ActorCritic, batch: Batch) -> tuple[Array, Metr
     mean( -log pi(a) * A + value_coef * (R - V)^2 / 2 - entropy_coef * H(pi) ),   A = R - V as acted with, no gradient
     """
     rows = output.policy, output.value, batch.action, batch.advantage, batch.target, batch.valid
-    return losses.actor_critic(*rows, config.value_coef, config.entropy_coef)
+    return losses.actor_critic(*rows, config.value_coef, config.entropy_coef, batch.num_valid)
 
 
 Loss = Callable[[Config, ActorCritic, Batch], tuple[Array, Metrics]]
@@ -126,8 +130,13 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         )
         return Plan(batch, trajectory.carry, unit="sequence" if network.recurrent else "step")
 
-    def grad(key: Key, state: State, minibatch: Any) -> tuple[PyTree, Aux]:
+    def statistics(minibatch: Any) -> Array | None:
+        return count_rows((minibatch[0] if network.recurrent else minibatch).valid)
+
+    def grad(key: Key, state: State, given: tuple[Any, Array | None]) -> tuple[PyTree, Aux]:
+        minibatch, num_valid = given
         batch, memory = minibatch if network.recurrent else (minibatch, ())
+        batch = batch._replace(num_valid=num_valid)
 
         def objective(params: PyTree) -> tuple[Array, Metrics]:
             return loss(config, network.unroll(params, memory, batch.obs, batch.first), batch)
@@ -143,7 +152,13 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     def observe(state: State, trajectory: Trajectory) -> State:
         return state._replace(env_steps=state.env_steps + count_valid(trajectory.reward, trajectory.valid))
 
-    return Agent(init, actor, carry, act, plan, grad, apply, observe, rollout_length=5, name="a2c", config=config)
+    def policy_mask(state: State) -> State:
+        return jax.tree.map(lambda leaf: False, state)._replace(params=network.policy_mask(state.params))
+
+    functions = init, actor, carry, act, plan, grad, apply, observe
+    return Agent(
+        *functions, rollout_length=5, name="a2c", config=config, statistics=statistics, policy_mask=policy_mask
+    )
 
 
 def _check(config: Config) -> None:

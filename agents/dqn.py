@@ -20,7 +20,7 @@ import optax
 from podium import replay
 from podium.agent import ActOutput, Agent, Aux, Plan, Replay
 from podium.networks import Network, q_network
-from podium.ops.statistics import count_valid, masked_mean
+from podium.ops.statistics import count_valid, masked_means
 from podium.replay import Batch
 from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree, Trajectory
 
@@ -122,13 +122,8 @@ def loss(config: Config, values: Values, batch: Batch) -> tuple[Array, Aux]:
     error = optax.huber_loss(td_error, delta=config.huber_delta)
     counted = None if batch.weight is None else batch.weight > 0
     weighted = error if batch.weight is None else batch.weight * error
-    total = masked_mean(weighted, counted)
-    metrics = {
-        "loss": total,
-        "q_mean": masked_mean(value, counted),
-        "td_error_abs": masked_mean(jnp.abs(td_error), counted),
-    }
-    return total, Aux(metrics, jnp.abs(td_error))
+    metrics = masked_means(counted, loss=weighted, q_mean=value, td_error_abs=jnp.abs(td_error))
+    return metrics["loss"], Aux(metrics, jnp.abs(td_error))
 
 
 Loss = Callable[[Config, Values, Batch], tuple[Array, Aux]]
@@ -236,8 +231,23 @@ def make(
     def observe(state: State, trajectory: Trajectory) -> State:
         return state._replace(env_steps=state.env_steps + count_valid(trajectory.reward, trajectory.valid))
 
+    def policy_mask(state: State) -> State:
+        return jax.tree.map(lambda leaf: False, state)._replace(params=network.policy_mask(state.params))
+
     return Agent(
-        init, actor, carry, act, plan, grad, apply, observe, buffer, rollout_length=1, name="dqn", config=config
+        init,
+        actor,
+        carry,
+        act,
+        plan,
+        grad,
+        apply,
+        observe,
+        buffer,
+        rollout_length=1,
+        name="dqn",
+        config=config,
+        policy_mask=policy_mask,
     )
 
 

@@ -25,7 +25,7 @@ from podium import networks
 from podium.agent import ActOutput, Agent, Aux, Plan, check_fields
 from podium.networks import ActorCritic, ActorCriticConfig, Network
 from podium.ops import losses, optimizers, returns
-from podium.ops.statistics import count_valid, masked_mean
+from podium.ops.statistics import count_rows, count_valid
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
 
 
@@ -70,7 +70,10 @@ class State(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What a gradient step sees, [T, N, ...]; `log_prob` and `memory` (after the step) are what acting left."""
+    """What a gradient step sees, [T, N, ...]; `log_prob` and `memory` (after the step) are what acting left.
+
+    `num_valid`, a scalar, is how many rows are valid, for `masked_mean`; None where all are.
+    """
 
     obs: PyTree
     first: Array
@@ -82,6 +85,7 @@ class Batch(NamedTuple):
     next_obs: PyTree
     memory: PyTree
     valid: Array | None
+    num_valid: Array | None = None
 
 
 def loss(config: Config, output: ActorCritic, next_value: Array, batch: Batch) -> tuple[Array, Metrics]:
@@ -99,14 +103,23 @@ def loss(config: Config, output: ActorCritic, next_value: Array, batch: Batch) -
     ends, bounds = batch.terminated | batch.truncated, (config.vtrace_lambda, config.rho_bar, config.c_bar)
     target, advantage = returns.vtrace(log_ratio, batch.reward, discount, value, next_value, ends, *bounds)
     rows = output.policy, output.value, batch.action, advantage, target, batch.valid
-    total, metrics = losses.actor_critic(*rows, config.value_coef, config.entropy_coef)
     ratio = jnp.exp(log_ratio)
-    return total, {
-        **metrics,
+    return losses.actor_critic(
+        *rows,
+        config.value_coef,
+        config.entropy_coef,
+        batch.num_valid,
         # How far the policy that acted lies behind: 1 and 0 on-policy. (Schulman's estimate of KL(acted || learning).)
-        "rho": masked_mean(jnp.minimum(config.rho_bar, ratio), batch.valid),
-        "approx_kl": masked_mean(ratio - 1 - log_ratio, batch.valid),
-    }
+        rho=jnp.minimum(config.rho_bar, ratio),
+        approx_kl=ratio - 1 - log_ratio,
+    )
+
+
+class Statistics(NamedTuple):
+    """What is known of a minibatch before its gradient: its valid rows, and the rounds of `networks.next_values`."""
+
+    num_valid: Array | None
+    rounds: Array
 
 
 Loss = Callable[[Config, ActorCritic, Array, Batch], tuple[Array, Metrics]]
@@ -159,15 +172,21 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         )
         return Plan(batch, trajectory.carry, num_minibatches=config.num_minibatches, unit="sequence")
 
-    def grad(key: Key, state: State, minibatch: tuple[Batch, PyTree]) -> tuple[PyTree, Aux]:
-        batch, memory = minibatch
+    def statistics(minibatch: tuple[Batch, PyTree]) -> Statistics:
+        batch, _ = minibatch
+        return Statistics(count_rows(batch.valid), returns.most_truncations(batch.truncated & ~batch.terminated))
+
+    def grad(key: Key, state: State, given: tuple[tuple[Batch, PyTree], Statistics]) -> tuple[PyTree, Aux]:
+        (batch, memory), known = given
+        batch = batch._replace(num_valid=known.num_valid)
         cut = batch.truncated & ~batch.terminated
 
         def objective(params: PyTree) -> tuple[Array, Metrics]:
             output = network.unroll(params, memory, batch.obs, batch.first)
             # Of the observations reached, only the last ones and those behind a cut need the network once more.
             value = jax.lax.stop_gradient(output.value)
-            next_value = networks.next_values(network, state.params, value, cut, batch.next_obs, batch.memory)
+            reached = batch.next_obs, batch.memory
+            next_value = networks.next_values(network, state.params, value, cut, *reached, rounds=known.rounds)
             return loss(config, output, next_value, batch)
 
         gradient, metrics = jax.grad(objective, has_aux=True)(state.params)
@@ -181,7 +200,13 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     def observe(state: State, trajectory: Trajectory) -> State:
         return state._replace(env_steps=state.env_steps + count_valid(trajectory.reward, trajectory.valid))
 
-    return Agent(init, actor, carry, act, plan, grad, apply, observe, rollout_length=20, name="impala", config=config)
+    def policy_mask(state: State) -> State:
+        return jax.tree.map(lambda leaf: False, state)._replace(params=network.policy_mask(state.params))
+
+    functions = init, actor, carry, act, plan, grad, apply, observe
+    return Agent(
+        *functions, rollout_length=20, name="impala", config=config, statistics=statistics, policy_mask=policy_mask
+    )
 
 
 def _check(config: Config) -> None:

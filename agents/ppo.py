@@ -3,6 +3,9 @@
 Discrete and continuous actions, feed-forward and recurrent: the distribution follows the environment's actions, the
 memory is the network's. Deliberate differences from the paper: advantages are normalised over each minibatch, the
 optimiser is Adam with a global gradient norm bound, networks are orthogonally initialised (Engstrom et al. 2020).
+
+No parameter changes the mean and deviation of a minibatch's advantages, so those of all minibatches are computed before
+an iteration's first gradient (`Agent.statistics`): over several devices a gradient step is one sum, of the gradients.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from podium import networks
 from podium.agent import ActOutput, Agent, Aux, Plan, check_fields
 from podium.networks import ActorCritic, ActorCriticConfig, Network
 from podium.ops import optimizers, returns, statistics
-from podium.ops.statistics import RunningStats, masked_mean
+from podium.ops.statistics import RunningStats, count_rows, masked_mean, masked_means
 from podium.types import Array, DiscreteSpec, EnvSpec, Key, Metrics, PyTree, Trajectory
 
 
@@ -81,7 +84,11 @@ class State(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What a gradient step sees, [N, ...] or, with memory, [T, N, ...]."""
+    """What a gradient step sees, [N, ...] or, with memory, [T, N, ...].
+
+    `advantage` is normalised when a loss sees it, if `Config.normalize_advantage`; `num_valid`, a scalar, is then how
+    many rows are valid, for `masked_mean`; None where all are.
+    """
 
     obs: PyTree
     first: Array
@@ -91,6 +98,15 @@ class Batch(NamedTuple):
     advantage: Array
     target: Array
     valid: Array | None
+    num_valid: Array | None = None
+
+
+class Statistics(NamedTuple):
+    """What is known of a minibatch before its gradient: of its advantages, None if they stay as they are; its rows."""
+
+    mean: Array | None
+    std: Array | None
+    num_valid: Array | None
 
 
 class Grads(NamedTuple):
@@ -100,35 +116,52 @@ class Grads(NamedTuple):
     approx_kl: Array
 
 
+def summarize(config: Config, batch: Batch) -> Statistics:
+    """Return what `normalize_advantage` needs to know of a minibatch; no parameter changes it."""
+    num_valid = count_rows(batch.valid)
+    if not config.normalize_advantage:
+        return Statistics(None, None, num_valid)
+    mean = masked_mean(batch.advantage, batch.valid, num_valid)
+    std = jnp.sqrt(masked_mean(jnp.square(batch.advantage - mean), batch.valid, num_valid))
+    return Statistics(mean, std, num_valid)
+
+
+def normalize_advantage(batch: Batch, known: Statistics) -> Batch:
+    """Return the minibatch as a loss sees it: with advantages of mean 0 and deviation 1, if those are `known`."""
+    batch = batch._replace(num_valid=known.num_valid)
+    if known.mean is None or known.std is None:
+        return batch
+    return batch._replace(advantage=(batch.advantage - known.mean) / (known.std + 1e-8))
+
+
 def loss(config: Config, output: ActorCritic, batch: Batch) -> tuple[Array, Metrics]:
-    """Return the clipped surrogate loss (Schulman et al. 2017, eq. 7 and 9), to be minimised, and metrics."""
+    """Return the clipped surrogate loss (Schulman et al. 2017, eq. 7 and 9), to be minimised, and metrics.
+
+    Args:
+      config: hyperparameters.
+      output: of the network that learns.
+      batch: the rows, with advantages normalised already; see `normalize_advantage`.
+    """
     log_ratio = output.policy.log_prob(batch.action) - batch.log_prob
     ratio = jnp.exp(log_ratio)
-    advantage = batch.advantage
-    if config.normalize_advantage:
-        mean = masked_mean(advantage, batch.valid)
-        std = jnp.sqrt(masked_mean(jnp.square(advantage - mean), batch.valid))
-        advantage = (advantage - mean) / (std + 1e-8)
     clipped = jnp.clip(ratio, 1 - config.clip_epsilon, 1 + config.clip_epsilon)
-    policy_loss = -masked_mean(jnp.minimum(ratio * advantage, clipped * advantage), batch.valid)
 
     error = jnp.square(output.value - batch.target)
     if config.value_clip > 0:
         near = batch.value + jnp.clip(output.value - batch.value, -config.value_clip, config.value_clip)
         error = jnp.maximum(error, jnp.square(near - batch.target))
-    value_loss = 0.5 * masked_mean(error, batch.valid)
-
-    entropy = masked_mean(output.policy.entropy(), batch.valid)
-    total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
-    return total, {
-        "loss": total,
-        "policy_loss": policy_loss,
-        "value_loss": value_loss,
-        "entropy": entropy,
+    means = masked_means(
+        batch.valid,
+        batch.num_valid,
+        policy_loss=-jnp.minimum(ratio * batch.advantage, clipped * batch.advantage),
+        value_loss=0.5 * error,
+        entropy=output.policy.entropy(),
         # Schulman's low-variance estimate of KL(old || new).
-        "approx_kl": masked_mean(ratio - 1 - log_ratio, batch.valid),
-        "clip_fraction": masked_mean((jnp.abs(ratio - 1) > config.clip_epsilon).astype(jnp.float32), batch.valid),
-    }
+        approx_kl=ratio - 1 - log_ratio,
+        clip_fraction=(jnp.abs(ratio - 1) > config.clip_epsilon).astype(jnp.float32),
+    )
+    total = means["policy_loss"] + config.value_coef * means["value_loss"] - config.entropy_coef * means["entropy"]
+    return total, {"loss": total, **means}
 
 
 Loss = Callable[[Config, ActorCritic, Batch], tuple[Array, Metrics]]
@@ -141,7 +174,8 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
       config: hyperparameters.
       network: whose output is `ActorCritic`; None builds one of `config`'s sizes.
       loss: `(config, output, batch) -> (scalar, metrics)`, with at least "approx_kl" among the metrics where
-        `config.target_kl` is used; change PPO by passing another.
+        `config.target_kl` is used; change PPO by passing another. `batch.advantage` is normalised already, if
+        `config.normalize_advantage`.
 
     Returns:
       an `Agent`.
@@ -202,8 +236,13 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         sizes = config.num_epochs, config.num_minibatches
         return Plan(batch, trajectory.carry, *sizes, "sequence" if network.recurrent else "step")
 
-    def grad(key: Key, state: State, minibatch: Any) -> tuple[Grads, Aux]:
+    def statistics_of(minibatch: Any) -> Statistics:
+        return summarize(config, minibatch[0] if network.recurrent else minibatch)
+
+    def grad(key: Key, state: State, given: tuple[Any, Statistics]) -> tuple[Grads, Aux]:
+        minibatch, known = given
         batch, memory = minibatch if network.recurrent else (minibatch, ())
+        batch = normalize_advantage(batch, known)
 
         def objective(params: PyTree) -> tuple[Array, Metrics]:
             return loss(config, network.unroll(params, memory, batch.obs, batch.first), batch)
@@ -233,7 +272,11 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
             state = state._replace(return_stats=statistics.update_stats(state.return_stats, sums, valid))
         return state
 
-    return Agent(init, actor, carry, act, plan, grad, apply, observe, name="ppo", config=config)
+    def policy_mask(state: State) -> State:
+        return jax.tree.map(lambda leaf: False, state)._replace(params=network.policy_mask(state.params))
+
+    functions = init, actor, carry, act, plan, grad, apply, observe
+    return Agent(*functions, name="ppo", config=config, statistics=statistics_of, policy_mask=policy_mask)
 
 
 def _zeros(spec: EnvSpec) -> PyTree:

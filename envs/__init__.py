@@ -5,21 +5,22 @@ for, so that a simulator nobody uses is never loaded. To add a family, add a mod
 line to `_families`; a name that two families have goes to the first.
 
 Pure environments (`podium.env.Env`): podium's own, gymnax and Atari games (`atari/Pong`). On the CPU
-(`podium.host.HostEnvs`): envpool (`Pong-v5`, `envpool/NAME`), ale-py (`ale/Pong-v5`), Gymnasium (`gymnasium/NAME`).
+(`podium.host.HostEnvFactory`): envpool (`Pong-v5`, `envpool/NAME`), ale-py (`ale/Pong-v5`), Gymnasium
+(`gymnasium/NAME`).
 """
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from podium.env import Env
 from podium.envs import native, wrappers
-from podium.host import HostEnvs
+from podium.host import HostEnvFactory
 
-__all__ = ["Family", "from_gymnasium", "make", "names", "native", "register", "wrappers"]
+__all__ = ["Family", "from_gymnasium", "make", "make_pure", "names", "native", "register", "runs_on_host", "wrappers"]
 
 
 class Family(NamedTuple):
@@ -28,17 +29,19 @@ class Family(NamedTuple):
     Attributes:
       names: `() -> list[str]`, without importing a simulator that may be missing.
       option_names: `(name) -> list[str]`, what `make` accepts, or None where the family's `make` says so itself.
-      make: `(name, **options) -> Env`, or `HostEnvs` for families that run on the CPU.
+      make: `(name, **options) -> Env`, or `HostEnvFactory` for families that run on the CPU.
       prefix: every name that begins so is this family's, listed or not; "" for none.
+      on_host: whether its environments run on the CPU; None where that shows only once one is made.
     """
 
     names: Callable[[], list[str]]
     option_names: Callable[[str], list[str] | None]
-    make: Callable[..., Env | HostEnvs]
+    make: Callable[..., Env | HostEnvFactory]
     prefix: str = ""
+    on_host: bool | None = False
 
 
-_factories: dict[str, Callable[..., Env | HostEnvs]] = {
+_factories: dict[str, Callable[..., Env | HostEnvFactory]] = {
     "podium/Catch": native.catch,
     "podium/Corridor": native.corridor,
     "podium/RepeatFirst": native.repeat_first,
@@ -52,13 +55,14 @@ def _gymnax_family() -> Family:
 
 
 def _factory_family() -> Family:
-    return Family(lambda: list(_factories), _factory_options, lambda name, **options: _factories[name](**options))
+    make = lambda name, **options: _factories[name](**options)
+    return Family(lambda: list(_factories), _factory_options, make, on_host=None)
 
 
 def _envpool_family() -> Family:
     from podium.envs import envpool_envs
 
-    return Family(envpool_envs.names, envpool_envs.option_names, envpool_envs.make, envpool_envs.PREFIX)
+    return Family(envpool_envs.names, envpool_envs.option_names, envpool_envs.make, envpool_envs.PREFIX, on_host=True)
 
 
 def _atari_family() -> Family:
@@ -70,19 +74,19 @@ def _atari_family() -> Family:
 def _ale_family() -> Family:
     from podium.envs import ale_envs
 
-    return Family(ale_envs.names, ale_envs.option_names, ale_envs.make, ale_envs.PREFIX)
+    return Family(ale_envs.names, ale_envs.option_names, ale_envs.make, ale_envs.PREFIX, on_host=True)
 
 
 def _gymnasium_family() -> Family:
     from podium.envs import gymnasium_envs
 
-    return Family(gymnasium_envs.names, lambda name: None, gymnasium_envs.make, gymnasium_envs.PREFIX)
+    return Family(gymnasium_envs.names, lambda name: None, gymnasium_envs.make, gymnasium_envs.PREFIX, on_host=True)
 
 
 _families: list[Callable[[], Family]] = [
     _factory_family,
+    _atari_family,  # Before gymnax, which starts JAX as it is imported; see `podium.envs.atari.compiler`.
     _gymnax_family,
-    _atari_family,
     _envpool_family,
     _ale_family,
     _gymnasium_family,
@@ -97,7 +101,7 @@ def names() -> list[str]:
     return [name for family in _families for name in family().names()]
 
 
-def make(name: str, **options: Any) -> Env | HostEnvs:
+def make(name: str, **options: Any) -> Env | HostEnvFactory:
     """Make an environment by name.
 
     Args:
@@ -105,8 +109,8 @@ def make(name: str, **options: Any) -> Env | HostEnvs:
       **options: of this environment; for those of gymnax its constructor arguments and parameters.
 
     Returns:
-      An `Env` that does not reset itself (placements apply `podium.env.auto_reset`), or `HostEnvs`, which run on the
-      CPU and need a placement that has actors there.
+      An `Env` that does not reset itself (placements apply `podium.env.auto_reset`), or a `HostEnvFactory`, whose
+      environments run on the CPU and need a placement that has actors there.
 
     Raises:
       ValueError: for an unknown name (with the nearest known ones), an option that the environment has not, or a
@@ -115,17 +119,47 @@ def make(name: str, **options: Any) -> Env | HostEnvs:
     >>> make("podium/Catch", rows=5).spec.max_episode_steps
     4
     """
+    family = _family_of(name)
+    known = family.option_names(name)
+    for option in options:
+        if known is not None and option not in known:
+            near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{name} has no option {option!r}.{hint} It has: {', '.join(known) or 'none'}.")
+    return family.make(name, **options)
+
+
+def make_pure(name: str, **options: Any) -> Env:
+    """Make an environment that can be a part of compiled programs.
+
+    Raises:
+      ValueError: as `make` does, and where the environment runs on the CPU.
+    """
+    env = make(name, **options)
+    if isinstance(env, HostEnvFactory):
+        raise ValueError(f"env={name!r} runs on the CPU, outside compiled programs; choose a pure one.")
+    return env
+
+
+def runs_on_host(name: str, options: Mapping[str, Any] | None = None) -> bool:
+    """Say whether an environment runs on the CPU, outside compiled programs; it is made only where nothing else tells.
+
+    Raises:
+      ValueError: for an unknown name, as `make` does.
+
+    >>> runs_on_host("podium/Catch"), runs_on_host("Pong-v5")
+    (False, True)
+    """
+    on_host = _family_of(name).on_host
+    return isinstance(make(name, **(options or {})), HostEnvFactory) if on_host is None else on_host
+
+
+def _family_of(name: str) -> Family:
+    """Return the family that serves a name; raises ValueError where none does."""
     for load_family in _families:
         family = load_family()
-        if name not in family.names() and not (family.prefix and name.startswith(family.prefix)):
-            continue
-        known = family.option_names(name)
-        for option in options:
-            if known is not None and option not in known:
-                near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise ValueError(f"{name} has no option {option!r}.{hint} It has: {', '.join(known) or 'none'}.")
-        return family.make(name, **options)
+        if name in family.names() or (family.prefix and name.startswith(family.prefix)):
+            return family
     near = near_misses(name, names())
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise ValueError(f"No environment is named {name!r}.{hint} podium.envs.names() lists them.")
@@ -137,7 +171,7 @@ def from_gymnasium(
     name: str | None = None,
     max_episode_steps: int | None = None,
     frames_per_step: int = 1,
-) -> HostEnvs:
+) -> HostEnvFactory:
     """Return a simulator of your own, which speaks Gymnasium's vector API, as host environments.
 
     Args:
@@ -156,7 +190,7 @@ def from_gymnasium(
     return gymnasium_envs.from_vector_env(make_vector_env, name, max_episode_steps, frames_per_step)
 
 
-def register(name: str, factory: Callable[..., Env | HostEnvs]) -> None:
+def register(name: str, factory: Callable[..., Env | HostEnvFactory]) -> None:
     """Make `make(name, **options)` call `factory(**options)`; the factory's signature says which options there are.
 
     Raises:

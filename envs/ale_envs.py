@@ -13,7 +13,7 @@ import numpy as np
 
 from podium.envs import atari_host, near_misses
 from podium.envs.simulators import import_simulator
-from podium.host import HostEnvs
+from podium.host import HostEnvFactory
 
 PREFIX = "ale/"
 
@@ -28,7 +28,7 @@ def option_names(name: str) -> list[str]:
     return atari_host.option_names()
 
 
-def make(name: str, **options: Any) -> HostEnvs:
+def make(name: str, **options: Any) -> HostEnvFactory:
     """Make a game.
 
     Args:

@@ -10,7 +10,7 @@ import numpy as np
 
 from podium.envs.atari import games
 from podium.envs.simulators import NextStepHostEnv, environment_seeds
-from podium.host import HostEnv, HostEnvs
+from podium.host import HostEnv, HostEnvFactory
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, TimeStep
 
 GAMES = tuple(game.name for game in games.GAMES)
@@ -137,7 +137,7 @@ def host_envs(
     num_actions: int,
     options: Options,
     make_emulators: Callable[[list[int]], Emulators],
-) -> HostEnvs:
+) -> HostEnvFactory:
     """Return the game `name`; `make_emulators` takes one seed an emulator.
 
     Observations are uint8 [screen, screen, stack], newest picture last. Libraries put the stack first: what is returned
@@ -154,13 +154,13 @@ def host_envs(
     obs = ArraySpec((options.screen, options.screen, options.stack), np.uint8, 0, 255)
     spec = EnvSpec(name, obs, DiscreteSpec(num_actions), options.max_episode_steps)
 
-    def envs(options: Options, evaluation: HostEnvs | None) -> HostEnvs:
+    def envs(options: Options, evaluation: HostEnvFactory | None) -> HostEnvFactory:
         def make(num_envs: int, seed: int, first_index: int) -> HostEnv:
             emulators = make_emulators(environment_seeds(seed, first_index, num_envs))
             return _Games(spec, num_envs, emulators, options)
 
         record = {"name": name, "options": dataclasses.asdict(options)}
-        return HostEnvs(
+        return HostEnvFactory(
             spec,
             make,
             frames_per_step=options.frame_skip,

@@ -25,7 +25,7 @@ import numpy as np
 
 from podium.envs import atari_host, near_misses
 from podium.envs.simulators import NextStepHostEnv, environment_seeds, import_simulator, narrow, within_bounds
-from podium.host import HostEnv, HostEnvs
+from podium.host import HostEnv, HostEnvFactory
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, TimeStep
 
 PREFIX = "envpool/"
@@ -65,7 +65,7 @@ def option_names(name: str) -> list[str]:
     return [field.name for field in dataclasses.fields(_Options)]
 
 
-def make(name: str, **options: Any) -> HostEnvs:
+def make(name: str, **options: Any) -> HostEnvFactory:
     """Make a task of envpool.
 
     Args:
@@ -106,7 +106,7 @@ def _pool(name: str, seeds: Sequence[int], config: dict[str, Any]) -> Any:
     )
 
 
-def _make_game(name: str, options: atari_host.Options) -> HostEnvs:
+def _make_game(name: str, options: atari_host.Options) -> HostEnvFactory:
     config = {
         "frame_skip": options.frame_skip,
         "stack_num": options.stack,
@@ -142,7 +142,7 @@ class _Emulators:
         return atari_host.Played(pictures, reward, info["terminated"].astype(bool), cut, info["lives"])
 
 
-def _make_task(name: str, options: _Options) -> HostEnvs:
+def _make_task(name: str, options: _Options) -> HostEnvFactory:
     config = {key: value for key, value in dataclasses.asdict(options).items() if value is not None}
     try:
         described = _library(name).make_spec(_task(name), **config)
@@ -164,7 +164,7 @@ def _make_task(name: str, options: _Options) -> HostEnvs:
         pool._gym_observation_space = space
         return _Tasks(spec, num_envs, pool)
 
-    return HostEnvs(spec, make, record={"name": name, "options": dataclasses.asdict(options)})
+    return HostEnvFactory(spec, make, record={"name": name, "options": dataclasses.asdict(options)})
 
 
 def _obs_spec(name: str, described: Any) -> ArraySpec | DiscreteSpec:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from podium.envs.simulators import NextStepHostEnv, environment_seeds, import_simulator, narrow, within_bounds
-from podium.host import HostEnv, HostEnvs
+from podium.host import HostEnv, HostEnvFactory
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, PyTree, TimeStep
 
 PREFIX = "gymnasium/"
@@ -25,7 +25,7 @@ def names() -> list[str]:
     return [PREFIX + task for task in _CONTROL]
 
 
-def make(name: str, *, asynchronous: bool = False, autoreset: str = "NextStep", **options: Any) -> HostEnvs:
+def make(name: str, *, asynchronous: bool = False, autoreset: str = "NextStep", **options: Any) -> HostEnvFactory:
     """Make an environment registered with Gymnasium.
 
     Args:
@@ -63,7 +63,7 @@ def make(name: str, *, asynchronous: bool = False, autoreset: str = "NextStep", 
 
 def from_vector_env(
     make_vector_env: Callable[[int], Any], name: str | None, max_episode_steps: int | None, frames_per_step: int
-) -> HostEnvs:
+) -> HostEnvFactory:
     """Return `podium.envs.from_gymnasium` of these arguments."""
     one = make_vector_env(1)
     name = type(one.unwrapped).__name__ if name is None else name
@@ -78,12 +78,14 @@ def from_vector_env(
 
 def _host_envs(
     spec: EnvSpec, make_vector_env: Callable[[int], Any], mode: str, frames_per_step: int, record: dict[str, Any]
-) -> HostEnvs:
+) -> HostEnvFactory:
     def make(num_envs: int, seed: int, first_index: int) -> HostEnv:
         seeds = environment_seeds(seed, first_index, num_envs)
         return _Vector(spec, make_vector_env(num_envs), mode, seeds)
 
-    return HostEnvs(spec, make, resets_in_next_step=mode == "NextStep", frames_per_step=frames_per_step, record=record)
+    return HostEnvFactory(
+        spec, make, resets_in_next_step=mode == "NextStep", frames_per_step=frames_per_step, record=record
+    )
 
 
 def _spec(name: str, space: Any) -> PyTree:

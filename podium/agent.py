@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
+from podium.ops.statistics import RunningStats
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
 
 
@@ -33,7 +35,8 @@ class Plan:
       num_epochs: passes over the data.
       num_minibatches: parts of one pass, each an `apply`.
       unit: "step" hands minibatches [N, ...] of shuffled steps to `Agent.grad`; "sequence" hands [T, N, ...] of
-        shuffled environments, time intact, as a pair `(data, per_env)`.
+        shuffled environments, time intact, as a pair `(data, per_env)`. To an agent with `statistics` either is
+        handed within a pair, `(minibatch, statistics)`.
     """
 
     data: PyTree
@@ -101,6 +104,13 @@ class Agent(NamedTuple):
       config: the dataclass the agent was made from, for the record; None if there is none.
       number: `(Carry, index [B]) -> Carry`: tells fresh memory the global numbers of its environments, which are the
         same under every placement; None where they do not matter. `act` must hand them on, also where `first`.
+      statistics: `(minibatch) -> PyTree`: what a gradient needs to know of its whole minibatch and no parameter
+        changes, such as the mean of advantages. It is computed of every minibatch before an iteration's first
+        gradient, and `grad` is handed `(minibatch, statistics)` where it else is handed the minibatch; on several
+        devices a gradient step then waits for others once, for the sum of gradients. None where nothing need be
+        known; not for agents with a replay.
+      policy_mask: `(State) -> bools`, a tree that is a prefix of State (shapes will do): True for the parameters that
+        greedy actions are computed from; None leaves that to `policy_leaves`.
     """
 
     init: Callable[[Key, EnvSpec], PyTree]
@@ -116,12 +126,34 @@ class Agent(NamedTuple):
     name: str = "agent"
     config: Any = None
     number: Callable[[PyTree, Array], PyTree] | None = None
+    statistics: Callable[[PyTree], PyTree] | None = None
+    policy_mask: Callable[[PyTree], PyTree] | None = None
 
 
 def fresh_carry(agent: Agent, spec: EnvSpec, index: Array) -> PyTree:
     """Return the agent's memory at the start of a run, for the environments numbered `index` [B]."""
     carry = agent.carry(spec, index.shape[0])
     return carry if agent.number is None else agent.number(carry, index)
+
+
+def policy_leaves(agent: Agent, state: PyTree) -> list[bool]:
+    """Say for each leaf of the agent's State (shapes will do) whether it is a parameter of the greedy policy.
+
+    Those are the floating-point arrays that `Agent.policy_mask` marks; without a mask, those (but for scalars and
+    running statistics) that `Agent.actor` hands on as they are.
+    """
+    marks: list[bool] = []
+
+    def mark(state: PyTree) -> None:
+        if agent.policy_mask is not None:
+            marks.extend(map(bool, jax.tree.leaves(jax.tree.broadcast(agent.policy_mask(state), state))))
+            return
+        params = jax.tree.leaves(agent.actor(state), is_leaf=lambda node: isinstance(node, RunningStats))
+        marks.extend(x.ndim > 0 and any(x is param for param in params) for x in jax.tree.leaves(state))
+
+    jax.eval_shape(mark, state)
+    leaves = zip(jax.tree.leaves(state), marks, strict=True)
+    return [mark and jnp.issubdtype(x.dtype, jnp.floating) for x, mark in leaves]
 
 
 def nearest_multiples(number: int, unit: int) -> str:
@@ -140,8 +172,9 @@ def check_fields(
     not_negative: Sequence[str] = (),
     fractions: Sequence[str] = (),
     counts: Sequence[str] = (),
+    naturals: Sequence[str] = (),
 ) -> None:
-    """Refuse a config with a field out of range.
+    """Refuse a config with a field out of range; None passes where it is the field's default.
 
     Args:
       config: a dataclass.
@@ -149,12 +182,15 @@ def check_fields(
       not_negative: finite and 0 or more.
       fractions: 0 to 1.
       counts: integers of 1 or more.
+      naturals: integers of 0 or more.
 
     Raises:
       ValueError: naming the first such field, its value and the rule.
     """
+    is_integer = lambda x: isinstance(x, int) and not isinstance(x, bool)
     rules: list[tuple[Sequence[str], Callable[[Any], bool], str]] = [
-        (counts, lambda x: isinstance(x, int) and not isinstance(x, bool) and x >= 1, "an integer of 1 or more"),
+        (counts, lambda x: is_integer(x) and x >= 1, "an integer of 1 or more"),
+        (naturals, lambda x: is_integer(x) and x >= 0, "an integer of 0 or more"),
         (positive, lambda x: 0 < x < math.inf, "finite and greater than 0"),
         (not_negative, lambda x: 0 <= x < math.inf, "finite and 0 or more"),
         (fractions, lambda x: 0 <= x <= 1, "between 0 and 1"),
@@ -162,5 +198,7 @@ def check_fields(
     for names, holds, rule in rules:
         for name in names:
             value, usual = getattr(config, name), getattr(type(config), name)
-            if not holds(value):
-                raise ValueError(f"{name}={value!r} must be {rule}; {usual} is usual.")
+            if value is usual is None or holds(value):
+                continue
+            remedy = "leave it out to have it chosen" if usual is None else f"{usual} is usual"
+            raise ValueError(f"{name}={value!r} must be {rule}; {remedy}.")

@@ -8,6 +8,9 @@ import jax.numpy as jnp
 
 from podium.types import Array, Metrics, TimeStep
 
+SUMS = ("episodes", "episode_return_sum", "episode_length_sum")
+"""What `summarize` returns."""
+
 
 class Episodes(NamedTuple):
     """Per environment [B]: reward and steps gathered since its episode began."""

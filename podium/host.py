@@ -1,4 +1,4 @@
-"""Environments on the CPU, outside the compiled program: `HostEnv` (a batch), and `HostEnvs`, which makes batches."""
+"""Environments on the CPU, outside compiled programs: `HostEnv` (a batch), and `HostEnvFactory`, which makes them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class HostEnv(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class HostEnvs:
+class HostEnvFactory:
     """A task for which a placement makes as many host environments as it needs.
 
     Args:
@@ -72,14 +72,14 @@ class HostEnvs:
     make: Callable[[int, int, int], HostEnv]
     resets_in_next_step: bool = True
     frames_per_step: int = 1
-    evaluation: HostEnvs | None = None
+    evaluation: HostEnvFactory | None = None
     protocol: str = ""
     record: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def frames_per_step(env: Env | HostEnvs) -> int:
+def frames_per_step(env: Env | HostEnvFactory) -> int:
     """Return the frames of the simulator in a step; a pure environment counts none apart from its steps."""
-    return env.frames_per_step if isinstance(env, HostEnvs) else 1
+    return env.frames_per_step if isinstance(env, HostEnvFactory) else 1
 
 
 def check_actions(spec: EnvSpec, num_envs: int, action: Any) -> np.ndarray:
@@ -160,7 +160,7 @@ class CheckedHostEnv(abc.ABC):
     def _close(self) -> None: ...
 
 
-def on_host(env: Env) -> HostEnvs:
+def on_host(env: Env) -> HostEnvFactory:
     """Return a pure environment as host environments: the same states as a fused rollout of the same seed.
 
     They are stepped by a compiled program of their own, on the first device. A way to test and to compare placements.
@@ -174,7 +174,7 @@ def on_host(env: Env) -> HostEnvs:
     def make(num_envs: int, seed: int, first_index: int) -> HostEnv:
         return _OnHost(env.spec, reset, step, num_envs, seed, first_index)
 
-    return HostEnvs(env.spec, make, resets_in_next_step=False, record={"name": env.spec.name})
+    return HostEnvFactory(env.spec, make, resets_in_next_step=False, record={"name": env.spec.name})
 
 
 class _OnHost(CheckedHostEnv):

@@ -1,5 +1,9 @@
 """Fold an agent's plan, grad and apply over a trajectory: the one place that does, for every placement.
 
+An iteration has two halves. `prepare` plans it and lays out all that its gradients are taken from; `gradient` takes one
+of them, at whatever state. Folded as `apply(gradient(...))` they are `learn`; a placement that takes gradients in one
+place and applies them in another calls the halves.
+
 Shuffling is local. The batch of environments is cut into lanes, fixed groups of neighbours; a minibatch takes the same
 number of steps from every lane, permuted inside it. A mesh holds whole lanes, so nothing but gradient sums
 crosses devices; and because lanes are configuration, the mathematics does not depend on the number of devices.
@@ -7,9 +11,11 @@ crosses devices; and because lanes are configuration, the mathematics does not d
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +27,10 @@ from podium.types import Array, Key, Metrics, PyTree, Trajectory
 DEFAULT_LANES = 8
 
 
+def _static() -> Any:
+    return dataclasses.field(metadata={"static": True})
+
+
 class Learned(NamedTuple):
     """State after an iteration, the replay's state, and metrics averaged over its minibatches."""
 
@@ -29,150 +39,65 @@ class Learned(NamedTuple):
     metrics: Metrics
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """All that the gradients of one iteration are taken from, in L lanes; the parameters are not among it.
+
+    Attributes:
+      key: of the shuffles, samples and gradients.
+      data: the plan's, [L, T * B / L, ...], or [L, B / L, T, ...] of sequences; `()` for an agent with a replay.
+      per_env: the plan's, [L, B / L, ...].
+      order: [G, L, n], which units of each lane every gradient is taken from; None where one minibatch is everything.
+      statistics: [G, ...], what `Agent.statistics` gives of every minibatch; `()` for an agent without.
+      replay: the replay's state with the rollout in it, or `()`.
+      shape: (T, B) of the rollout.
+      num_lanes: L.
+      num_epochs: the plan's.
+      num_minibatches: the plan's.
+      unit: the plan's.
+    """
+
+    key: Key
+    data: PyTree
+    per_env: PyTree
+    order: Array | None
+    statistics: PyTree
+    replay: PyTree
+    shape: tuple[int, int] = _static()
+    num_lanes: int = _static()
+    num_epochs: int = _static()
+    num_minibatches: int = _static()
+    unit: Literal["step", "sequence"] = _static()
+
+    def ranked(self, priorities: PyTree) -> Prepared:
+        """Return what the next gradient is taken from, after one that left these `priorities`."""
+        if not jax.tree.leaves(priorities):
+            return self
+        return dataclasses.replace(self, replay=self.replay._replace(priorities=priorities))
+
+
+class Minibatch(NamedTuple):
+    """What `Agent.grad` is handed: its key, and data; and the `indices` that a replay drew, else `()`."""
+
+    key: Key
+    data: PyTree
+    indices: PyTree
+
+
+class Gradient(NamedTuple):
+    """A gradient, its metrics, and what the replay's `priorities` are after it; `()` where there are none."""
+
+    grads: PyTree
+    metrics: Metrics
+    priorities: PyTree
+
+
 def to_lanes(x: Array, num_lanes: int) -> Array:
     """Return [T, B, ...] as [L, T * B / L, ...], each lane's steps in order of time."""
     time, batch = x.shape[:2]
     lanes = jnp.moveaxis(x.reshape(time, num_lanes, batch // num_lanes, *x.shape[2:]), 1, 0)
     return lanes.reshape(num_lanes, -1, *x.shape[2:])
-
-
-def learn(
-    key: Key,
-    agent: Agent,
-    state: PyTree,
-    replay_state: PyTree,
-    trajectory: Trajectory,
-    num_lanes: int,
-    fold: Callable[..., Any] = jax.lax.scan,
-    once_ready: Callable[..., Any] | None = None,
-) -> Learned:
-    """Learn one iteration from a trajectory [T, B, ...].
-
-    Args:
-      key: of this iteration.
-      agent: any.
-      state: the agent's.
-      replay_state: of `agent.replay`, or `()`.
-      trajectory: of the whole batch.
-      num_lanes: L, divides B.
-      fold: how to repeat an update: `jax.lax.scan`, or `python_scan` to read along.
-      once_ready: how to do nothing before a replay can be learnt from: None for `once_ready_compiled`, or
-        `once_ready_python` to read along.
-
-    Returns:
-      the new states and the metrics.
-    """
-    plan_key, fold_key = jax.random.split(key)
-    plan = agent.plan(plan_key, state, trajectory)
-    if agent.replay is None:
-        state, metrics = _learn_on_batch(fold_key, agent, state, plan, num_lanes, fold)
-    else:
-        replay_state = agent.replay.add(replay_state, plan.data)
-        count = num_updates(agent.replay, plan)
-        state, replay_state, metrics = _learn_from_replay(
-            fold_key, agent, state, replay_state, count, fold, once_ready or once_ready_compiled
-        )
-    return Learned(agent.observe(state, trajectory), replay_state, metrics)
-
-
-def _learn_on_batch(
-    key: Key, agent: Agent, state: PyTree, plan: Plan, num_lanes: int, fold: Callable[..., Any]
-) -> tuple[PyTree, Metrics]:
-    gather, units = _gatherer(plan, num_lanes)
-    size = units // plan.num_minibatches
-
-    def update(state: PyTree, number: Array) -> tuple[PyTree, Metrics]:
-        epoch, part = number // plan.num_minibatches, number % plan.num_minibatches
-        epoch_key = jax.random.fold_in(key, epoch)
-        chosen = None
-        if plan.num_minibatches > 1:  # One minibatch is everything, in any order.
-            lane_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(epoch_key, jnp.arange(num_lanes))
-            index = part * size + jnp.arange(size)
-            chosen = jax.vmap(lambda lane_key: permute(lane_key, index, units))(lane_keys)
-        grads, aux = agent.grad(jax.random.fold_in(epoch_key, num_lanes + part), state, gather(chosen))
-        return agent.apply(state, grads), aux.metrics
-
-    state, metrics = fold(update, state, jnp.arange(plan.num_epochs * plan.num_minibatches))
-    return state, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
-
-
-def _gatherer(plan: Plan, num_lanes: int) -> tuple[Callable[[Array | None], PyTree], int]:
-    """Return a function from indices [L, n], or None for all, to a minibatch; and the number of units in a lane."""
-    time, batch = jax.tree.leaves(plan.data)[0].shape[:2]
-
-    def pick(lanes: Array, index: Array | None) -> Array:
-        taken = lanes if index is None else jax.vmap(lambda lane, index: lane[index])(lanes, index)
-        return taken.reshape(-1, *taken.shape[2:])
-
-    if plan.unit == "step":
-        lanes = jax.tree.map(lambda x: to_lanes(x, num_lanes), plan.data)
-
-        def gather(index: Array | None) -> PyTree:
-            return jax.tree.map(lambda x: pick(x, index), lanes)
-
-        return gather, time * batch // num_lanes
-
-    by_lane = lambda x: x.reshape(num_lanes, batch // num_lanes, *x.shape[1:])  # noqa: E731
-    sequences = jax.tree.map(lambda x: by_lane(jnp.moveaxis(x, 1, 0)), plan.data)
-    per_env = jax.tree.map(by_lane, plan.per_env)
-
-    def gather_sequences(index: Array | None) -> PyTree:
-        by_time = jax.tree.map(lambda x: jnp.moveaxis(pick(x, index), 0, 1), sequences)
-        return by_time, jax.tree.map(lambda x: pick(x, index), per_env)
-
-    return gather_sequences, batch // num_lanes
-
-
-def first_minibatch(key: Key, plan: Plan) -> PyTree:
-    """Return the first minibatch of a plan, in one lane."""
-    gather, units = _gatherer(plan, 1)
-    return gather(permute(key, jnp.arange(units // plan.num_minibatches), units)[None])
-
-
-def _learn_from_replay(
-    key: Key,
-    agent: Agent,
-    state: PyTree,
-    replay_state: PyTree,
-    count: int,
-    fold: Callable[..., Any],
-    once_ready: Callable[..., Any],
-) -> tuple[PyTree, PyTree, Metrics]:
-    replay = agent.replay
-    assert replay is not None
-    update_priorities = replay.update_priorities
-    if update_priorities and not hasattr(replay_state, "priorities"):
-        raise ValueError(
-            f"{agent.name}'s replay has update_priorities, but its state, a {type(replay_state).__name__}, no field "
-            "`priorities`, which alone that may change; keep there what it changes."
-        )
-
-    def ranked_by(priorities: PyTree) -> PyTree:
-        return replay_state._replace(priorities=priorities) if update_priorities else replay_state
-
-    # What is stored stays as it is while learning, so it is read; only priorities are carried along.
-    def update(carry: tuple[PyTree, PyTree], number: Array) -> tuple[tuple[PyTree, PyTree], Metrics]:
-        state, priorities = carry
-        sample_key, grad_key = jax.random.split(jax.random.fold_in(key, number))
-        minibatch, index = replay.sample(sample_key, ranked_by(priorities))
-        grads, aux = agent.grad(grad_key, state, minibatch)
-        if update_priorities:
-            priorities = update_priorities(ranked_by(priorities), index, aux.priorities).priorities
-        return (agent.apply(state, grads), priorities), aux.metrics
-
-    def run(state: PyTree, priorities: PyTree) -> tuple[tuple[PyTree, PyTree], Metrics]:
-        carry, metrics = fold(update, (state, priorities), jnp.arange(count))
-        return carry, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
-
-    def wait(state: PyTree, priorities: PyTree) -> tuple[tuple[PyTree, PyTree], Metrics]:
-        # Metrics of updates that did not happen are NaN, which the host loop leaves out of averages.
-        _, metrics = jax.eval_shape(run, state, priorities)
-        return (state, priorities), jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), metrics)
-
-    priorities = replay_state.priorities if update_priorities else ()
-    ready = replay.can_sample(replay_state)
-    (state, priorities), metrics = once_ready(ready, run, wait, state, priorities)
-    return state, ranked_by(priorities), metrics
 
 
 def once_ready_compiled(
@@ -194,15 +119,250 @@ def once_ready_python(
     return (run if ready else wait)(state, priorities)
 
 
+def python_scan(step: Callable[..., Any], carry: PyTree, inputs: PyTree) -> tuple[PyTree, PyTree]:
+    """Do what `jax.lax.scan` does, as a Python loop: slow, readable, and steppable in a debugger."""
+    outputs = []
+    for i in range(jax.tree.leaves(inputs)[0].shape[0]):
+        carry, output = step(carry, jax.tree.map(lambda x, i=i: x[i], inputs))
+        outputs.append(output)
+    return carry, jax.tree.map(lambda *x: jnp.stack(x), *outputs)
+
+
+class Loops(NamedTuple):
+    """How the fold over gradients is run.
+
+    Attributes:
+      scan: repeats a step, as `jax.lax.scan`.
+      once_ready: `(ready, run, wait, state, priorities)`, does nothing before a replay can be learnt from.
+    """
+
+    scan: Callable[..., Any]
+    once_ready: Callable[..., Any]
+
+
+COMPILED = Loops(jax.lax.scan, once_ready_compiled)
+PYTHON = Loops(python_scan, once_ready_python)
+
+
+def learn(
+    key: Key,
+    agent: Agent,
+    state: PyTree,
+    replay_state: PyTree,
+    trajectory: Trajectory,
+    num_lanes: int,
+    loops: Loops = COMPILED,
+) -> Learned:
+    """Learn one iteration from a trajectory [T, B, ...]: `prepare`, `learn_from`, and `Agent.observe`.
+
+    Args:
+      key: of this iteration.
+      agent: any.
+      state: the agent's.
+      replay_state: of `agent.replay`, or `()`.
+      trajectory: of the whole batch.
+      num_lanes: L, divides B.
+      loops: `COMPILED`, or `PYTHON` to read along.
+
+    Returns:
+      the new states and the metrics.
+    """
+    prepared = prepare(key, agent, state, replay_state, trajectory, num_lanes)
+    state, prepared, metrics = learn_from(agent, state, prepared, loops)
+    return Learned(agent.observe(state, trajectory), prepared.replay, metrics)
+
+
+def prepare(
+    key: Key, agent: Agent, state: PyTree, replay_state: PyTree, trajectory: Trajectory, num_lanes: int
+) -> Prepared:
+    """Plan an iteration: the first half of `learn`, of the same arguments.
+
+    Raises:
+      ValueError: the replay has `update_priorities` and nothing that it may change, or the agent a replay and
+        `statistics`.
+    """
+    plan_key, fold_key = jax.random.split(key)
+    plan = agent.plan(plan_key, state, trajectory)
+    prepared = Prepared(
+        key=fold_key,
+        data=(),
+        per_env=(),
+        order=None,
+        statistics=(),
+        replay=replay_state,
+        shape=_shape(plan),
+        num_lanes=num_lanes,
+        num_epochs=plan.num_epochs,
+        num_minibatches=plan.num_minibatches,
+        unit=plan.unit,
+    )
+    if agent.replay is not None:
+        return dataclasses.replace(prepared, replay=_stored(agent, agent.replay, replay_state, plan))
+    data, per_env = _lay_out(plan, num_lanes)
+    prepared = dataclasses.replace(prepared, data=data, per_env=per_env, order=_order(fold_key, plan, num_lanes))
+    if agent.statistics is None:
+        return prepared
+    return dataclasses.replace(prepared, statistics=_statistics(agent.statistics, prepared))
+
+
+def num_gradients(agent: Agent, prepared: Prepared) -> int:
+    """Return how many gradients an iteration takes; shapes will do.
+
+    Raises:
+      ValueError: see `num_updates`.
+    """
+    if agent.replay is None:
+        return prepared.num_epochs * prepared.num_minibatches
+    return _num_updates(agent.replay, *prepared.shape)
+
+
+def can_learn(agent: Agent, prepared: Prepared) -> Array:
+    """Return a bool scalar, whether there is anything to take gradients from yet; a replay may wait for more."""
+    return jnp.ones((), bool) if agent.replay is None else agent.replay.can_sample(prepared.replay)
+
+
+def draw(agent: Agent, prepared: Prepared, number: Array | int) -> Minibatch:
+    """Return the minibatch of gradient `number`, which counts from 0 in every iteration."""
+    if agent.replay is not None:
+        sample_key, grad_key = jax.random.split(jax.random.fold_in(prepared.key, number))
+        return Minibatch(grad_key, *agent.replay.sample(sample_key, prepared.replay))
+    epoch, part = number // prepared.num_minibatches, number % prepared.num_minibatches
+    key = jax.random.fold_in(jax.random.fold_in(prepared.key, epoch), prepared.num_lanes + part)
+    data = _pick(prepared, None if prepared.order is None else prepared.order[number])
+    if agent.statistics is not None:
+        data = data, jax.tree.map(lambda x: x[number], prepared.statistics)
+    return Minibatch(key, data, ())
+
+
+def gradient(agent: Agent, state: PyTree, prepared: Prepared, number: Array | int) -> Gradient:
+    """Take gradient `number` of an iteration at `state`: the second half of `learn`, but for `Agent.apply`.
+
+    The next one is taken from `prepared.ranked(priorities)`, where the replay has priorities.
+    """
+    minibatch = draw(agent, prepared, number)
+    grads, aux = agent.grad(minibatch.key, state, minibatch.data)
+    if agent.replay is None or agent.replay.update_priorities is None:
+        return Gradient(grads, aux.metrics, ())
+    replay_state = agent.replay.update_priorities(prepared.replay, minibatch.indices, aux.priorities)
+    return Gradient(grads, aux.metrics, replay_state.priorities)
+
+
+def learn_from(
+    agent: Agent, state: PyTree, prepared: Prepared, loops: Loops = COMPILED
+) -> tuple[PyTree, Prepared, Metrics]:
+    """Take and apply the gradients of an iteration, one after the other, each at the state that the last one left.
+
+    Returns:
+      the state, `prepared` with the priorities that the last gradient left, and means of the metrics; NaN, and all as
+      it was, where a replay cannot be learnt from yet.
+    """
+
+    # What is stored stays as it is while learning, so it is read; only priorities are carried along.
+    def step(carry: tuple[PyTree, PyTree], number: Array) -> tuple[tuple[PyTree, PyTree], Metrics]:
+        state, priorities = carry
+        taken = gradient(agent, state, prepared.ranked(priorities), number)
+        return (agent.apply(state, taken.grads), taken.priorities), taken.metrics
+
+    def run(state: PyTree, priorities: PyTree) -> tuple[tuple[PyTree, PyTree], Metrics]:
+        carry, metrics = loops.scan(step, (state, priorities), jnp.arange(num_gradients(agent, prepared)))
+        return carry, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
+
+    def wait(state: PyTree, priorities: PyTree) -> tuple[tuple[PyTree, PyTree], Metrics]:
+        # Metrics of updates that did not happen are NaN, which the host loop leaves out of averages.
+        _, metrics = jax.eval_shape(run, state, priorities)
+        return (state, priorities), jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), metrics)
+
+    if agent.replay is None:
+        (state, _), metrics = run(state, ())
+        return state, prepared, metrics
+    priorities = prepared.replay.priorities if agent.replay.update_priorities else ()
+    ready = can_learn(agent, prepared)
+    (state, priorities), metrics = loops.once_ready(ready, run, wait, state, priorities)
+    return state, prepared.ranked(priorities), metrics
+
+
+def _shape(plan: Plan) -> tuple[int, int]:
+    time, batch = jax.tree.leaves(plan.data)[0].shape[:2]
+    return time, batch
+
+
+def _lay_out(plan: Plan, num_lanes: int) -> tuple[PyTree, PyTree]:
+    """Return the plan's data and per_env in lanes of units: [L, units, ...]."""
+    if plan.unit == "step":
+        return jax.tree.map(lambda x: to_lanes(x, num_lanes), plan.data), ()
+
+    def by_lane(x: Array) -> Array:
+        return x.reshape(num_lanes, x.shape[0] // num_lanes, *x.shape[1:])
+
+    return jax.tree.map(lambda x: by_lane(jnp.moveaxis(x, 1, 0)), plan.data), jax.tree.map(by_lane, plan.per_env)
+
+
+def _stored(agent: Agent, replay: Replay, replay_state: PyTree, plan: Plan) -> PyTree:
+    """Return the replay's state with the plan's data in it."""
+    replay_state = replay.add(replay_state, plan.data)
+    if replay.update_priorities and not hasattr(replay_state, "priorities"):
+        raise ValueError(
+            f"{agent.name}'s replay has update_priorities, but its state, a {type(replay_state).__name__}, no field "
+            "`priorities`, which alone that may change; keep there what it changes."
+        )
+    if agent.statistics is not None:
+        raise ValueError(
+            f"{agent.name} has a replay and statistics, but what a replay gives is not known before the first "
+            "gradient; compute them in grad."
+        )
+    return replay_state
+
+
+def _order(key: Key, plan: Plan, num_lanes: int) -> Array | None:
+    """Return [G, L, n], the units of each lane in every minibatch: equally many of each, permuted inside it."""
+    if plan.num_minibatches == 1:  # One minibatch is everything, in any order.
+        return None
+    time, batch = _shape(plan)
+    units = (time if plan.unit == "step" else 1) * batch // num_lanes
+    size = units // plan.num_minibatches
+
+    def of_epoch(epoch: Array) -> Array:
+        epoch_key = jax.random.fold_in(key, epoch)
+        lane_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(epoch_key, jnp.arange(num_lanes))
+        index = jnp.arange(plan.num_minibatches * size)
+        order = jax.vmap(lambda lane_key: permute(lane_key, index, units))(lane_keys)
+        return jnp.moveaxis(order.reshape(num_lanes, plan.num_minibatches, size), 1, 0)
+
+    return jax.vmap(of_epoch)(jnp.arange(plan.num_epochs)).reshape(-1, num_lanes, size)
+
+
+def _pick(prepared: Prepared, index: Array | None) -> PyTree:
+    """Return the minibatch of the units `index` [L, n] of each lane, or of all where it is None."""
+
+    def pick(lanes: Array) -> Array:
+        taken = lanes if index is None else jax.vmap(lambda lane, index: lane[index])(lanes, index)
+        return taken.reshape(-1, *taken.shape[2:])
+
+    data = jax.tree.map(pick, prepared.data)
+    if prepared.unit == "step":
+        return data
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), data), jax.tree.map(pick, prepared.per_env)
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+def _statistics(summarize: Callable[[PyTree], PyTree], prepared: Prepared) -> PyTree:
+    """Return what `summarize` gives of every minibatch, [G, ...]; compiled, so that only what it reads is gathered."""
+    count = prepared.num_epochs * prepared.num_minibatches
+    return jax.vmap(lambda index: summarize(_pick(prepared, index)), axis_size=count)(prepared.order)
+
+
 def num_updates(replay: Replay, plan: Plan) -> int:
     """Return the minibatches to learn after inserting the data of `plan` (abstract will do), [T, B, ...].
 
     Raises:
       ValueError: `samples_per_insert` asks for a number that is not whole.
     """
+    return _num_updates(replay, *_shape(plan))
+
+
+def _num_updates(replay: Replay, time: int, batch: int) -> int:
     if replay.samples_per_insert is None:
         return replay.num_updates
-    time, batch = jax.tree.leaves(plan.data)[0].shape[:2]
     ratio = replay.batch_size / (time * batch)
     exact = replay.samples_per_insert / ratio
     number = round(exact)
@@ -215,15 +375,6 @@ def num_updates(replay: Replay, plan: Plan) -> int:
             f"use {use}, or another rollout_length."
         )
     return number
-
-
-def python_scan(step: Callable[..., Any], carry: PyTree, inputs: PyTree) -> tuple[PyTree, PyTree]:
-    """Do what `jax.lax.scan` does, as a Python loop: slow, readable, and steppable in a debugger."""
-    outputs = []
-    for i in range(jax.tree.leaves(inputs)[0].shape[0]):
-        carry, output = step(carry, jax.tree.map(lambda x, i=i: x[i], inputs))
-        outputs.append(output)
-    return carry, jax.tree.map(lambda *x: jnp.stack(x), *outputs)
 
 
 def choose_lanes(
@@ -268,7 +419,7 @@ def plan_divides(agent: Agent, plan: Plan, num_lanes: int) -> bool:
     """Tell whether minibatches of `plan` (abstract will do) take the same number of units from each of `num_lanes`."""
     if agent.replay is not None:
         return agent.replay.batch_size % num_lanes == 0
-    time, batch = jax.tree.leaves(plan.data)[0].shape[:2]
+    time, batch = _shape(plan)
     units = (time if plan.unit == "step" else 1) * batch // num_lanes
     return units % plan.num_minibatches == 0 and units >= plan.num_minibatches
 
@@ -278,7 +429,7 @@ def why_not_divides(agent: Agent, plan: Plan, name: str, num_lanes: int) -> str:
     if agent.replay is not None:
         size = agent.replay.batch_size
         return f"batch_size={size} is not divisible by {name}={num_lanes}; use {nearest_multiples(size, num_lanes)}."
-    time, batch = jax.tree.leaves(plan.data)[0].shape[:2]
+    time, batch = _shape(plan)
     share, parts = batch // num_lanes, plan.num_minibatches
     units = share * time if plan.unit == "step" else share
     what = f"{units} steps of a rollout ({share} x {time})" if plan.unit == "step" else f"{units} environments"

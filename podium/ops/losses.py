@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from podium.ops.distributions import Categorical, DiagGaussian
-from podium.ops.statistics import masked_mean
+from podium.ops.statistics import masked_means
 from podium.types import Array, Metrics
 
 
@@ -18,6 +18,8 @@ def actor_critic(
     valid: Array | None,
     value_coef: float,
     entropy_coef: float,
+    num_valid: Array | None = None,
+    **others: Array,
 ) -> tuple[Array, Metrics]:
     """Return the loss of an actor-critic (Mnih et al. 2016, arXiv 1602.01783, section 4), and its parts as metrics.
 
@@ -28,13 +30,20 @@ def actor_critic(
       value: V of the rows.
       action: taken in the rows.
       advantage: A; pass it without a gradient.
-      target: of the values; likewise.
+      target: of the values; pass it without a gradient.
       valid: rows that count; None for all.
       value_coef: weight of the value loss.
       entropy_coef: weight of the entropy, per nat.
+      num_valid: how many rows are valid, where that is known; see `podium.ops.statistics.masked_mean`.
+      others: further values of the rows, whose means are metrics.
     """
-    policy_loss = -masked_mean(policy.log_prob(action) * advantage, valid)
-    value_loss = 0.5 * masked_mean(jnp.square(target - value), valid)
-    entropy = masked_mean(policy.entropy(), valid)
-    total = policy_loss + value_coef * value_loss - entropy_coef * entropy
-    return total, {"loss": total, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+    means = masked_means(
+        valid,
+        num_valid,
+        policy_loss=-policy.log_prob(action) * advantage,
+        value_loss=0.5 * jnp.square(target - value),
+        entropy=policy.entropy(),
+        **others,
+    )
+    total = means["policy_loss"] + value_coef * means["value_loss"] - entropy_coef * means["entropy"]
+    return total, {"loss": total, **means}

@@ -128,7 +128,13 @@ def discounted_sums(reward: Array, last: Array, gamma: float, start: Array) -> A
     return jax.lax.scan(step, start, (reward, last))[1]
 
 
-def next_values(value: Array, truncated: Array, inputs: PyTree, evaluate: Callable[[PyTree], Array]) -> Array:
+def next_values(
+    value: Array,
+    truncated: Array,
+    inputs: PyTree,
+    evaluate: Callable[[PyTree], Array],
+    rounds: Array | None = None,
+) -> Array:
     """Return the value of the observation that every step reached, evaluating only where it is not known.
 
     Inside an episode V(s'_t) is `value[t + 1]`. It must be evaluated at the last row, and where an episode was
@@ -141,14 +147,17 @@ def next_values(value: Array, truncated: Array, inputs: PyTree, evaluate: Callab
       truncated: [T, B] bool.
       inputs: pytree [T, B, ...], what `evaluate` needs for the observation reached at t.
       evaluate: maps `inputs` of one time, [B, ...], to values [B].
+      rounds: scalar, `most_truncations` where that is known; on several devices to know it is to ask all of them.
 
     Returns:
       [T, B] values.
     """
+    if rounds is None:
+        rounds = most_truncations(truncated)
     shifted = jnp.concatenate([value[1:], evaluate(jax.tree.map(lambda x: x[-1], inputs))[None]])
     time = jnp.arange(value.shape[0])[:, None]
 
-    def one_round(state: tuple[Array, Array]) -> tuple[Array, Array]:
+    def one_round(_: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         remaining, values = state
         t = jnp.argmax(remaining, axis=0)
         row = jax.tree.map(lambda x: jnp.take_along_axis(x, t.reshape(1, -1, *[1] * (x.ndim - 2)), 0)[0], inputs)
@@ -156,4 +165,9 @@ def next_values(value: Array, truncated: Array, inputs: PyTree, evaluate: Callab
         return remaining & ~here, jnp.where(here, evaluate(row), values)
 
     remaining = truncated & (time < value.shape[0] - 1)
-    return jax.lax.while_loop(lambda state: state[0].any(), one_round, (remaining, shifted))[1]
+    return jax.lax.fori_loop(0, rounds, one_round, (remaining, shifted))[1]
+
+
+def most_truncations(truncated: Array) -> Array:
+    """Return the most of `truncated` [T, B] in one environment, but for the last row: the rounds of `next_values`."""
+    return jnp.max(jnp.sum(truncated[:-1], axis=0))

@@ -50,7 +50,7 @@ def permute(key: Key, index: Array, size: int) -> Array:
     x = bijection(index.astype(jnp.uint32))
     if size == 1 << bits:
         return x
-    outside = lambda x: x >= size  # noqa: E731
+    outside = lambda x: x >= size
     return jax.lax.while_loop(lambda x: outside(x).any(), lambda x: jnp.where(outside(x), bijection(x), x), x)
 
 

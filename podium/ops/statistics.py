@@ -69,11 +69,36 @@ def normalize(stats: RunningStats, x: PyTree, limit: float = 10.0) -> PyTree:
     )
 
 
-def masked_mean(x: Array, valid: Array | None = None) -> Array:
-    """Return the mean of `x` over the rows where `valid`, or over all where it is None."""
+def masked_mean(x: Array, valid: Array | None = None, num_valid: Array | None = None) -> Array:
+    """Return the mean of `x` over the rows where `valid`, or over all where it is None.
+
+    `num_valid`, of `count_rows`, saves counting them where that was done before.
+    """
     if valid is None:
         return jnp.mean(x)
-    return jnp.sum(jnp.where(valid, x, 0.0)) / jnp.maximum(jnp.sum(valid), 1)
+    rows = jnp.maximum(jnp.sum(valid), 1) if num_valid is None else num_valid
+    return jnp.sum(jnp.where(valid, x, 0.0)) / rows
+
+
+def count_rows(valid: Array | None) -> Array | None:
+    """Return how many rows are `valid`, 1 where none is; None for None."""
+    return None if valid is None else jnp.maximum(jnp.sum(valid), 1)
+
+
+def masked_means(valid: Array | None, num_valid: Array | None = None, /, **rows: Array) -> dict[str, Array]:
+    """Return the `masked_mean` of each of several arrays of one shape; devices sum them together, not each by itself.
+
+    >>> import jax.numpy as jnp
+    >>> means = masked_means(None, loss=jnp.array([1.0, 2.0]), entropy=jnp.array([0.0, 0.5]))
+    >>> {name: float(mean) for name, mean in means.items()}
+    {'loss': 1.5, 'entropy': 0.25}
+    """
+    counted = list(rows.values()) if valid is None else [jnp.where(valid, x, 0.0) for x in rows.values()]
+    stacked = jnp.stack(counted if valid is None or num_valid is not None else [*counted, valid])
+    sums = jnp.sum(stacked, axis=tuple(range(1, stacked.ndim)))
+    if num_valid is None:
+        num_valid = jnp.asarray(stacked[0].size) if valid is None else jnp.maximum(sums[-1], 1)
+    return {name: sums[i] / num_valid for i, name in enumerate(rows)}
 
 
 def count_valid(x: Array, valid: Array | None = None) -> Array | int:

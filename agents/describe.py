@@ -1,0 +1,88 @@
+"""What an update of each agent learns from, in words: rows of the plan that a command line prints before it trains."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from podium.agents import a2c, apex, dqn, impala, ppo
+from podium.networks import ActorCriticConfig
+
+
+def of_ppo(config: ppo.Config, num_envs: int, rollout_length: int) -> Mapping[str, str]:
+    """Describe PPO's minibatches and passes."""
+    steps = num_envs * rollout_length
+    if config.memory == "none":
+        minibatch = f"{steps // config.num_minibatches:,} steps"
+    else:
+        minibatch = f"{num_envs // config.num_minibatches} sequences of {rollout_length} steps"
+    return {
+        "learning rate": _rate(config.learning_rate, "adam", config.anneal_steps),
+        **_memory(config),
+        "batch": f"{steps:,} steps",
+        "minibatch": f"{minibatch}, {config.num_minibatches} a pass, {config.num_epochs} passes",
+    }
+
+
+def of_a2c(config: a2c.Config, num_envs: int, rollout_length: int) -> Mapping[str, str]:
+    """Describe A2C's one gradient step."""
+    return {
+        "learning rate": _rate(config.learning_rate, config.optimizer, config.anneal_steps),
+        **_memory(config),
+        "batch": f"{num_envs * rollout_length:,} steps, one gradient step",
+    }
+
+
+def of_impala(config: impala.Config, num_envs: int, rollout_length: int) -> Mapping[str, str]:
+    """Describe IMPALA's sequences."""
+    parts = "" if config.num_minibatches == 1 else f", in {config.num_minibatches} parts"
+    return {
+        "learning rate": _rate(config.learning_rate, config.optimizer, config.anneal_steps),
+        **_memory(config),
+        "batch": f"{num_envs} sequences of {rollout_length} steps{parts}",
+    }
+
+
+def of_dqn(config: dqn.Config, num_envs: int, rollout_length: int) -> Mapping[str, str]:
+    """Describe DQN's gradient steps, replay and exploration."""
+    inserted = num_envs * rollout_length
+    updates = round(config.samples_per_insert * inserted / config.batch_size) or config.num_updates
+    learnt = updates * config.batch_size
+    rows = config.buffer_capacity // inserted * inserted
+    return {
+        "learning rate": _rate(config.learning_rate, "adam", 0),
+        "learning": f"{updates} gradient steps a rollout, {config.batch_size} transitions each "
+        f"({learnt / inserted:.3g} samples per insert), from {config.min_replay_size:,} steps on",
+        "replay": f"{rows:,} steps",
+        "exploration": f"epsilon {config.epsilon_start:g} to {config.epsilon_end:g} over "
+        f"{config.epsilon_decay_steps:,} steps",
+    }
+
+
+def of_apex(config: apex.Config, num_envs: int, rollout_length: int) -> Mapping[str, str]:
+    """Describe what DQN's rows say, and how each actor of Ape-X explores."""
+    words = dict(of_dqn(config, num_envs, rollout_length))
+    least = config.epsilon_start ** (1 + config.epsilon_spread)
+    words["exploration"] = f"epsilon {config.epsilon_start:g} to {least:.2g} over {config.num_actors} actors"
+    words["replay"] += f", drawn by |TD error| to the power of {config.priority_exponent:g}"
+    return words
+
+
+def of_any(config: Any, num_envs: int, rollout_length: int) -> Mapping[str, str]:
+    """Describe an agent that is described nowhere: the size of a rollout, and the fields that are not as usual."""
+    changed = [
+        f"{field.name}={getattr(config, field.name)!r}"
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) != field.default
+    ]
+    return {"batch": f"{num_envs * rollout_length:,} steps", "settings": " ".join(changed) or "as the agent's Config"}
+
+
+def _rate(rate: float, optimizer: str, anneal_steps: int) -> str:
+    falling = f", falling to 0 over {anneal_steps:,} steps" if anneal_steps else ""
+    return f"{rate:g} ({optimizer}){falling}"
+
+
+def _memory(config: ActorCriticConfig) -> dict[str, str]:
+    return {} if config.memory == "none" else {"memory": f"{config.memory}, {config.memory_size} units"}
