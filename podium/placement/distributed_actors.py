@@ -9,27 +9,55 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Literal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Self
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from podium.agent import Agent, nearest_multiples
+from podium import keys
+from podium.agent import Agent
 from podium.env import Env
-from podium.host import HostEnvs
-from podium.placement import program
-from podium.placement.devices import Devices, resolve_apart, resolve_devices
-from podium.placement.distributed_program import DistributedActorsProgram
-from podium.placement.engine import Engine, resolve_engine
-from podium.placement.explanation import Explanation
-from podium.placement.learner import choose_lanes, fused_shapes, host_shapes
-from podium.placement.program import Sizes
-from podium.placement.replay_apart import ReplayApartProgram
-from podium.placement.table import Move, Role, device_name
+from podium.host import HostEnvFactory
+from podium.placement.actors.actor import make_acting
+from podium.placement.actors.experience import STATS, Experience
+from podium.placement.actors.loop import ActorLearnerLoop
+from podium.placement.actors.pool import ADDITIONS, ActorPool, account
+from podium.placement.compiled.devices import Devices, resolve_apart, resolve_devices, share_devices
+from podium.placement.compiled.iteration import all_finite, params_shapes, plan_shapes, resolve_lanes
+from podium.placement.compiled.learner import learner_of, learning_bytes
+from podium.placement.compiled.minibatches import MinibatchSteps, observer_of
+from podium.placement.compiled.rollouts import Acting, Rollout, join
+from podium.placement.contract import (
+    EPISODES_RESTART,
+    Asked,
+    Placement,
+    Program,
+    Sizes,
+    check_divides,
+    check_fields,
+)
+from podium.placement.remote.actors import RemoteActor
+from podium.placement.remote.engine import Engine, resolve_engine
+from podium.placement.remote.replay import ReplayFunctions, ReplayServer
+from podium.placement.report import Move, Report, Role, device_name, nbytes, numbers
+from podium.placement.threads.rate_limiter import RateLimiter
+from podium.placement.threads.supervision import (
+    ActorError,
+    Heartbeat,
+    SupervisedThread,
+    Supervisor,
+    end_threads,
+)
+from podium.types import Key, Metrics, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class DistributedActors:
+class DistributedActors(Placement):
     """Workers with a policy copy each send rollouts to one learner, which takes them as they come.
 
     A batch holds as many rollouts as there are workers, whoever they are from: a fast worker may have two in it and a
@@ -37,33 +65,33 @@ class DistributedActors:
     environment must follow on in time.
 
     Args:
-      workers: threads, each with `num_envs / workers` environments and a policy copy.
-      worker_devices: where workers act, by turns: a number, a sequence of devices, or None for one. Numbers take the
+      workers: actors, each a thread with `num_envs / workers` environments and a policy copy.
+      actor_devices: where workers act, by turns: a number, a sequence of devices, or None for one. Numbers take the
         first devices for acting and those after them for learning; where there are not enough, both use the same.
-      learner_devices: likewise.
+      learner_devices: a number, a sequence of devices, or None for one; see `actor_devices`.
       refresh_every: rollouts that a worker plays with the same parameters.
       queue_depth: rollouts of each worker that may wait for the learner.
       max_lag: a rollout whose parameters are more than so many updates old is dropped; None keeps all.
       lockstep: each rollout waits for the parameters of the update before it, as if fused.
       replay_apart: whether the replay of an agent that has one is a part of its own: rollouts go into it as they come,
         learning samples from it, and the faster of the two waits. Else every update inserts a batch of rollouts and
-        then samples. What it holds is not saved: a run that goes on fills it again.
+        then samples. What it holds is not saved: a run that resumes fills it again.
       replay_device: that holds it then; None is the first that learns.
       replay_engine: where it is then: "threads" is in this process, on `replay_device`; "ray" is in a Ray actor, a
         process of its own, on its CPU or the GPU that it is given. Learning plans what goes into it, and minibatches
-        come back; if the process is lost, the run ends, and one that goes on fills another.
+        come back; if the process is lost, the run ends, and one that resumes fills another.
       replay_tolerance: updates that inserting and sampling may then be ahead of each other, above 0.
       restarts: failures of workers that a run survives: the rollout under way is dropped and counted, and the worker
         begins anew with fresh episodes.
-      worker_timeout: seconds without progress (a step of host environments, a rollout of pure ones) after which a
+      actor_timeout: seconds without progress (a step of host environments, a rollout of pure ones) after which a
         worker counts as hung and the run ends; and for which inserting and sampling wait for each other.
       engine: where workers play: "threads" has their environments and policy copies in this process, on
-        `worker_devices`; "ray" has those of each in a Ray actor (`podium.launch`), a process of its own, on its CPU or
-        the GPU that it is given. Parameters go there and trajectories come back.
+        `actor_devices`; "ray" has those of each in a Ray actor (`podium.launch`), a process of its own, on its CPU or
+        the GPU that it is given. Parameters go there and rollouts come back.
     """
 
     workers: int = 4
-    worker_devices: Devices = None
+    actor_devices: Devices = None
     learner_devices: Devices = None
     refresh_every: int = 1
     queue_depth: int = 1
@@ -74,41 +102,84 @@ class DistributedActors:
     replay_engine: Engine | Literal["threads", "ray"] = "threads"
     replay_tolerance: float = 1.0
     restarts: int = 0
-    worker_timeout: float = 60.0
+    actor_timeout: float = 60.0
     engine: Engine | Literal["threads", "ray"] = "threads"
 
-    def build(
-        self,
-        agent: Agent,
-        env: Env | HostEnvs,
-        *,
-        num_envs: int,
-        rollout_length: int,
-        seeds: int = 1,
-        num_lanes: int | None = None,
-        max_updates: int = 1,
-    ) -> DistributedActorsProgram:
-        """Check every size and return the program; see `Placement.build`."""
-        program.check_sizes(num_envs, rollout_length, seeds, max_updates)
+    def program(self, agent: Agent, env: Env | HostEnvFactory, asked: Asked) -> Program:
+        """Return the program; see `Placement.program`."""
+        num_envs, rollout_length = asked.num_envs, asked.rollout_length
         self._check()
         if self.replay_apart and agent.replay is None:
             raise ValueError(f"replay_apart=True, but {agent.name} learns from no replay; leave it out.")
-        program.check_one_seed("DistributedActors", seeds)
-        program.check_one_process("DistributedActors")
-        program.check_workers(num_envs, self.workers)
-        workers, learners = self.devices()
-        if num_envs % len(learners):
-            use = nearest_multiples(num_envs, len(learners))
-            raise ValueError(f"num_envs={num_envs} is not divisible by the {len(learners)} learner devices; use {use}.")
-        if isinstance(env, HostEnvs):
-            shapes = host_shapes(agent, env.spec, env.resets_in_next_step)
+        on_devices, learners = self.devices()
+        unit = math.lcm(self.workers, len(learners))
+        check_divides(num_envs, self.workers, f"workers={self.workers}", unit)
+        check_divides(num_envs, len(learners), f"the {len(learners)} learner devices", unit)
+        acting = make_acting(agent, env, num_envs // self.workers, rollout_length)
+        lanes = resolve_lanes(acting, num_envs, rollout_length, len(learners), asked.num_lanes)
+        sizes, in_order = Sizes(num_envs, rollout_length, 1, lanes), self.lockstep or agent.replay is not None
+        pool = self._pool(acting, on_devices, in_order)
+        apart = resolve_engine(self.engine).apart
+        share = acting.num_envs
+        played_on = [None if apart else on_devices[i // share % len(on_devices)] for i in range(num_envs)]
+        acted = {} if apart else acting.bytes_moved(params_shapes(agent, acting.spec), num_envs)
+        loop: ReplayLoop | DistributedActorsLoop
+        if self.replay_apart:
+            loop = ReplayLoop(self, acting, sizes, learners, pool)
+            moves = lambda: {**acted, **loop.bytes_moved(played_on, self._copies(on_devices))}
         else:
-            env = program.prepare(env)
-            shapes = fused_shapes(agent, env)
-        lanes = choose_lanes(agent, env.spec, shapes, num_envs, rollout_length, len(learners), num_lanes)
-        sizes = Sizes(num_envs, rollout_length, 1, lanes)
-        make = ReplayApartProgram if self.replay_apart else DistributedActorsProgram
-        return make(self, agent, env, sizes, shapes, workers, learners)
+            learner = learner_of(acting, sizes, learners)
+            loop = DistributedActorsLoop(learner, pool)
+            moves = lambda: {**acted, **learning_bytes(learner, acting, played_on, self._copies(on_devices))}
+
+        def report(amounts: Mapping[str, int]) -> Report:
+            learnt, of_batches = num_envs // len(learners), "its share of every batch"
+            return self._report(
+                [numbers(i * share, share) for i in range(self.workers)],
+                [numbers(i * learnt, learnt) if in_order else of_batches for i in range(len(learners))],
+                amounts,
+            )
+
+        return Program(
+            agent,
+            acting.env,
+            sizes,
+            learners,
+            loop,
+            "ReplayApart" if self.replay_apart else "DistributedActors",
+            moves,
+            report,
+            {**ADDITIONS, "dropped_rollouts": "sum", "replay_balance": "mean"},
+            resume_loses="episodes and the replay begin anew" if self.replay_apart else EPISODES_RESTART,
+        )
+
+    def _pool(self, acting: Acting, devices: list[jax.Device], in_order: bool) -> ActorPool:
+        engine = resolve_engine(self.engine)
+
+        def compile(params: PyTree) -> list[Callable[..., Any]]:
+            # Each of those in other processes compiles there.
+            on = [] if engine.apart else [acting.compile(params, device) for device in devices]
+
+            def make(worker: int, run_key: Key, seed: int) -> Any:
+                first = worker * acting.num_envs
+                if not engine.apart:
+                    return on[worker % len(on)](run_key, seed, first)
+                name = f"podium-actor-{worker}"
+                return RemoteActor(engine, name, acting, run_key, seed, first, self.actor_timeout)
+
+            return [lambda run_key, seed, worker=worker: make(worker, run_key, seed) for worker in range(self.workers)]
+
+        return ActorPool(
+            compile,
+            devices,
+            self.actor_timeout,
+            queue_depth=self.queue_depth,
+            max_lag=self.max_lag,
+            lockstep=self.lockstep,
+            refresh_every=self.refresh_every,
+            restarts=self.restarts,
+            in_order=in_order,
+        )
 
     def devices(self) -> tuple[list[jax.Device], list[jax.Device]]:
         """Return the devices that act, at most one a worker, and those that learn.
@@ -118,43 +189,32 @@ class DistributedActors:
         if resolve_engine(self.engine).apart:
             learning = resolve_devices(1 if self.learner_devices is None else self.learner_devices)
             return learning[:1], learning
-        acting, learning = resolve_apart(self.worker_devices, self.learner_devices)
+        acting, learning = resolve_apart(self.actor_devices, self.learner_devices)
         return acting[: self.workers], learning
 
-    def _copies(self, workers: list[jax.Device]) -> int:
+    def _copies(self, on_devices: list[jax.Device]) -> int:
         """Return how often the parameters are sent in an update, if every worker fetches those of each."""
-        return self.workers if resolve_engine(self.engine).apart else len(workers)
+        return self.workers if resolve_engine(self.engine).apart else len(on_devices)
 
-    def explain(self) -> Explanation:
-        """Say in a table and a drawing who runs where and what moves; the program knows the numbers."""
-        workers, learners = self.devices()
-        amounts: dict[str, int | str] = {
-            "trajectories": "num_envs * rollout_length * (obs, action, what came of it), where its devices differ",
-            **self._replay_amounts(),
-            "parameters": f"{self._copies(workers)} * the parameters that act",
-            "gradient sums": "gradient steps * the parameters" if len(learners) > 1 else 0,
-        }
+    def explain(self) -> Report:
+        """Say in a table and a drawing who runs where and what moves; `Program.explain` knows the numbers."""
+        _, learners = self.devices()
         share = "its share of the environments"
-        return self._explain(workers, [share] * self.workers, learners, [share] * len(learners), amounts)
+        return self._report([share] * self.workers, [share] * len(learners))
 
-    def _replay_amounts(self) -> dict[str, int | str]:
-        if not self.replay_apart:
-            return {}
-        if not resolve_engine(self.replay_engine).apart:
-            return {"minibatches": "gradient steps * a minibatch, where its device differs"}
-        return {"insertions": "what the agent plans of a batch", "minibatches": "gradient steps * a minibatch"}
+    @classmethod
+    def candidates(cls, num_devices: int, num_envs: int) -> Sequence[Self]:
+        """Return four workers, or as many as divide `num_envs`, and as many learners as do."""
+        actors, learners = share_devices(num_devices, num_envs)
+        return [cls(next(n for n in (4, 2, 1) if num_envs % n == 0), actors, learners)]
 
-    def _explain(
-        self,
-        workers: list[jax.Device],
-        acted_for: list[str],
-        learners: list[jax.Device],
-        learnt_from: list[str],
-        amounts: Mapping[str, int | str],
-    ) -> Explanation:
+    def _report(
+        self, acted_for: list[str], learnt_from: list[str], amounts: Mapping[str, int | None] | None = None
+    ) -> Report:
+        on_devices, learners = self.devices()
         replay_elsewhere = resolve_engine(self.replay_engine).apart
         apart = resolve_engine(self.engine).apart
-        places = ["Ray actor" if apart else device_name(workers[i % len(workers)]) for i in range(self.workers)]
+        places = ["Ray actor" if apart else device_name(on_devices[i % len(on_devices)]) for i in range(self.workers)]
         roles = [
             Role(f"worker {i}", place, share) for i, (place, share) in enumerate(zip(places, acted_for, strict=True))
         ]
@@ -179,35 +239,214 @@ class DistributedActors:
             stale += "." if self.max_lag is None else f"; rollouts more than {self.max_lag} updates old are dropped."
             waits = f"a worker for learning where {self.queue_depth} of its rollouts wait"
         title = "DistributedActors: workers play with a policy copy each; one learner takes rollouts as they come."
+        if amounts is None:
+            replay = {"minibatches": None} if self.replay_apart else {}
+            amounts = {"trajectories": None, **replay, "parameters": None, "gradient sums": None}
         moves = [Move(name, ways[name], amount) for name, amount in amounts.items()]
         if self.replay_apart:
             learns = f"learning and workers for one another where they are {self.replay_tolerance:g} update(s) ahead"
         else:
             learns = f"learning for {self.workers} rollouts, whoever they are from"
-        waits = f"{learns}; {waits}."
-        return Explanation(title, roles, moves, stale=stale, waits=waits)
+        return Report(title, roles, moves, stale=stale, waits=f"{learns}; {waits}.")
 
     def _check(self) -> None:
-        program.check_positive(workers=self.workers, refresh_every=self.refresh_every, queue_depth=self.queue_depth)
-        program.check_max_lag(self.max_lag)
-        program.check_not_negative("use 0 for none", restarts=self.restarts)
-        program.check_seconds(worker_timeout=self.worker_timeout)
+        check_fields(
+            self,
+            counts=("workers", "refresh_every", "queue_depth"),
+            naturals=("max_lag", "restarts"),
+            positive=("actor_timeout", "replay_tolerance"),
+        )
         if self.lockstep and self.refresh_every > 1:
             raise ValueError(
                 f"lockstep=True plays every rollout with new parameters, but refresh_every={self.refresh_every}; use 1."
             )
         if self.lockstep and self.replay_apart:
             raise ValueError("lockstep=True ties rollouts to updates, and replay_apart=True parts them; choose one.")
-        if not self.replay_apart and (self.replay_device is not None or self.replay_engine != "threads"):
-            name = "replay_engine" if self.replay_device is None else "replay_device"
-            raise ValueError(f"{name}={getattr(self, name)!r} is for a replay apart; give replay_apart=True too.")
-        replay_engine = resolve_engine(self.replay_engine, "replay_engine")
-        if self.replay_device is not None and replay_engine.apart:
+        if not self.replay_apart and self.replay_device is not None:
+            raise ValueError(f"replay_device={self.replay_device!r} is for a replay apart; give replay_apart=True too.")
+        if not self.replay_apart and self.replay_engine != "threads":
+            raise ValueError(f"replay_engine={self.replay_engine!r} is for a replay apart; give replay_apart=True too.")
+        if self.replay_device is not None and resolve_engine(self.replay_engine, "replay_engine").apart:
             raise ValueError(
                 f"replay_device={self.replay_device!r} is one of this process, but replay_engine="
                 f"{self.replay_engine!r} puts the replay into another; leave one of them out."
             )
-        if not 0 < self.replay_tolerance < math.inf:
-            raise ValueError(
-                f"replay_tolerance={self.replay_tolerance!r} must be finite and greater than 0 updates; 1 is usual."
-            )
+
+
+class DistributedActorsLoop(ActorLearnerLoop):
+    """Workers play beside the learner; an update takes as many rollouts as there are workers, as they come."""
+
+    def update(self, state: Any, number: int) -> tuple[Any, Metrics]:
+        """Do update `number`."""
+        batch = self.actors.take(number)
+        state, metrics, params = self.learner.update(state, batch.rollouts, batch.version)
+        self.actors.publish(params, number + 1)
+        return state, {**metrics, **batch.stats}
+
+
+class Inserted(NamedTuple):
+    """A batch of rollouts that is in the replay, and what its actors told; without arrays but for `rollout`."""
+
+    rollout: Rollout
+    experiences: list[Experience]
+    dropped: int
+
+
+class ReplayLoop(ActorLearnerLoop):
+    """Workers play, rollouts go into a replay apart as they come, and learning draws from it as it likes.
+
+    Nothing ties an insertion to a gradient step but a limiter, which holds their ratio to that of the agent's replay.
+    An update is as many gradient steps as an insertion is worth, and observes the rollouts inserted meanwhile.
+    """
+
+    def __init__(
+        self,
+        placement: DistributedActors,
+        acting: Acting,
+        sizes: Sizes,
+        devices: list[jax.Device],
+        pool: ActorPool,
+    ):
+        super().__init__(observer_of(acting, sizes, devices), pool)
+        self._placement, self._acting, self._sizes, self._pool = placement, acting, sizes, pool
+        self._engine = resolve_engine(placement.replay_engine, "replay_engine")
+        planner = placement.replay_device or devices[0]
+        plan = plan_shapes(acting, sizes.rollout_length, sizes.num_envs)
+        self._functions = ReplayFunctions(acting.agent, sizes, plan, None if self._engine.apart else planner)
+        self._drawn = self._functions.drawn()
+        self._steps = MinibatchSteps(self.learner, self._drawn.minibatch, planner)
+        self._inserted: deque[Inserted] = deque()  # Until learning starts an update takes one, then all there are.
+        self._ready = False
+        self._stop = threading.Event()
+        self._replay: ReplayServer | None = None
+        self._inserter: Supervisor | None = None
+
+    def update(self, state: Any, number: int) -> tuple[Any, Metrics]:
+        """Take as many gradient steps as an insertion is worth, and observe what was inserted meanwhile."""
+        waited, rows, seen, finite = self._wait_for_more(), list[Metrics](), list[Inserted](), True
+        fold_key = jax.random.split(keys.iteration(state.key, state.update).learn)[1]
+        for step in range(self._drawn.per_insertion if self._ready else 0):
+            agent, metrics, seconds = self._gradient_step(state.agent, jax.random.fold_in(fold_key, step))
+            state, waited = state._replace(agent=agent), waited + seconds
+            rows.append(metrics)
+        while self._inserted and (rows or not seen):
+            seen.append(self._inserted.popleft())
+            state, observed, _ = self.learner.update(state, [seen[-1].rollout], number)
+            finite = finite and bool(observed["finite"])
+        state = state._replace(update=state.update + 1)
+        self._newest, self._published = jax.block_until_ready(state.agent), number + 1
+        self.actors.publish(self.learner.params(state), number + 1)
+        return state, {
+            **self._steps.mean(rows),
+            **_told(seen, number),
+            "replay_balance": np.float32(self._limiter.balance),
+            "learner_idle_seconds": waited,
+            "finite": np.array([bool(self._all_finite(state.agent)), finite]),
+        }
+
+    def _gradient_step(self, agent: PyTree, key: Key) -> tuple[PyTree, Metrics, float]:
+        assert self._acting.agent.replay is not None and self._replay is not None
+        sample_key, grad_key = jax.random.split(key)
+        waited = self._limiter.sample(self._acting.agent.replay.batch_size, self._check_threads)
+        minibatch, indices = self._replay.sample(sample_key, self._check_threads)
+        agent, metrics, priorities = self._steps.step(agent, grad_key, minibatch)
+        self._replay.rank(indices, priorities, self._check_threads)
+        return agent, metrics, waited
+
+    def _insert(self, run_key: Key, start: int, heartbeat: Heartbeat) -> None:
+        """Put rollouts into the replay as they come, as far as the limiter lets it: what the inserter does."""
+        assert self._replay is not None
+        number, device = start, self._steps.planner
+        while True:
+            experiences, dropped = self._pool.collect(self._published)
+            self._limiter.insert(self._sizes.steps_per_update, heartbeat)
+            rollout = join([jax.device_put(each.rollout, device) for each in experiences])
+            plan_key = jax.random.split(keys.iteration(run_key, jnp.int32(number)).learn)[0]
+            ready = self._replay.add(self._steps.plan(plan_key, self._newest, rollout), heartbeat)
+            told = [experience._replace(rollout=None) for experience in experiences]
+            self._inserted.append(Inserted(rollout, told, dropped))
+            number += 1
+            if ready:
+                self._limiter.open()
+                self._ready = True
+            heartbeat()
+
+    def _wait_for_more(self) -> float:
+        """Wait, until the replay can be sampled, for an insertion; returns the seconds."""
+        began = time.perf_counter()
+        while not self._ready and not self._inserted:
+            time.sleep(0.002)
+            self._check_threads()
+        return time.perf_counter() - began
+
+    def _check_threads(self) -> None:
+        """Raise for a dead or hung worker, which the inserter notices, or inserter."""
+        assert self._inserter is not None
+        if isinstance(self._inserter.thread.error, ActorError):
+            raise self._inserter.thread.error
+        self._inserter.check(self._inserter.thread.is_alive())
+
+    def start(self, state: Any, run_key: Key, seed: int, first: int) -> None:
+        """Start the workers and the inserter."""
+        assert self._acting.agent.replay is not None
+        self._newest, self._published = state.agent, first
+        items, batch = self._sizes.steps_per_update, self._acting.agent.replay.batch_size
+        per_update = self._drawn.per_insertion * batch
+        tolerance = max(self._placement.replay_tolerance * per_update, (batch + per_update) / 2)
+        self._limiter = RateLimiter(per_update / items, tolerance, self._placement.actor_timeout)
+        insert = lambda heartbeat: self._insert(run_key, first, heartbeat)
+        thread = SupervisedThread("podium-inserter", insert, self._stop)
+        self._inserter = Supervisor(thread, self._placement.actor_timeout)
+        super().start(state, run_key, seed, first)
+        thread.start()
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds spent in tracing and compiling so far."""
+        return super().compile_seconds + self._steps.compile_seconds
+
+    def lower(self) -> None:
+        """Trace learning, once, without compiling it."""
+        super().lower()
+        self._steps.lower()
+
+    def compile(self) -> None:
+        """Compile acting and learning, and place the replay, once."""
+        super().compile()
+        self._steps.compile()
+        if self._replay is None:
+            self._all_finite = jax.jit(all_finite)
+            self._replay = ReplayServer(self._engine, self._functions, self._placement.actor_timeout)
+
+    def close(self) -> None:
+        """End the threads, and the replay with what it holds."""
+        self._stop.set()
+        super().close()
+        if self._inserter is not None:
+            end_threads([self._inserter.thread], self._stop)
+        if self._replay is not None:
+            self._replay.close()
+
+    def bytes_moved(self, played_on: Sequence[jax.Device | None], copies: int) -> dict[str, int]:
+        """Return what learning moves in an update, from shapes; see `learning_bytes`."""
+        drawn, planner, learner = self._drawn, self._steps.planner, self.learner
+        away = sum(device != planner for device in played_on)
+        elsewhere = self._engine.apart or [planner] != learner.devices
+        rollout, devices = learner.rollout_shapes, len(learner.devices)
+        return {
+            "trajectories": (nbytes(rollout) - nbytes(rollout.policy_version)) * away // len(played_on),
+            **({"insertions": nbytes(self._functions.plan.data)} if self._engine.apart else {}),
+            "minibatches": drawn.per_insertion * nbytes(drawn.minibatch) if elsewhere else 0,
+            "parameters": nbytes(params_shapes(self._acting.agent, self._acting.spec)) * copies,
+            "gradient sums": drawn.per_insertion * nbytes(self._steps.gradient()) if devices > 1 else 0,
+        }
+
+
+def _told(seen: Sequence[Inserted], number: int) -> dict[str, Any]:
+    """Return what the rollouts that an update observed came to; there may be none."""
+    experiences, dropped = [each for batch in seen for each in batch.experiences], sum(x.dropped for x in seen)
+    if experiences:
+        return account(experiences, number, dropped)
+    nothing = dict.fromkeys((*STATS, "actor_idle_seconds", "dropped_rollouts"), 0.0)
+    unknown = dict.fromkeys(("policy_lag_mean", "policy_lag_max", "actor_idle"), np.float32(np.nan))
+    return account([Experience(None, number, nothing)], number, dropped) | unknown

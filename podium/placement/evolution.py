@@ -3,59 +3,64 @@
 Salimans et al. 2017, "Evolution Strategies as a Scalable Alternative to Reinforcement Learning". In a generation every
 member of the population plays with the parameters plus noise of its own; the noise, weighed by how the members ranked,
 is the direction of the step. Noise is drawn again from its seed wherever it is needed, on every device, so only the
-members' returns cross devices. Of the agent `init`, `actor`, `carry` and `act` are used.
+members' returns cross devices. Of the agent `init`, `actor`, `carry`, `act` and `policy_mask` are used.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+import optax
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from podium import keys
-from podium.agent import Agent, fresh_carry, nearest_multiples
+from podium import distributed, keys
+from podium.agent import Agent, nearest_multiples, policy_leaves
 from podium.env import Env
 from podium.evaluate import Episodes, make_evaluator
-from podium.host import HostEnvs
-from podium.placement import program
-from podium.placement.acting import Acting
-from podium.placement.actors import look_after
-from podium.placement.devices import Devices, make_mesh, resolve_devices
-from podium.placement.explanation import NEVER, Explanation
-from podium.placement.fused import FusedProgram
-from podium.placement.inference import Inference
-from podium.placement.program import Sizes
-from podium.placement.strategy import EvolutionState, Strategy
-from podium.placement.table import Move, Role, device_name, nbytes
+from podium.host import HostEnvFactory
+from podium.placement.actors.host import HostActing, Rows
+from podium.placement.compiled.chunk import CompiledLoop
+from podium.placement.compiled.devices import Devices, make_mesh, resolve_devices
+from podium.placement.compiled.iteration import chunk_finite, run_once
+from podium.placement.contract import OF_EPISODES, Addition, Asked, Placement, Program, Sizes, check_fields
+from podium.placement.report import NEVER, Move, Report, Role, device_name, nbytes
+from podium.placement.threads.supervision import Heartbeat, supervise
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree
 
 BLOCK_BYTES = 1 << 22
 """Parameters that a CPU core works on at once: what its cache holds."""
 
+ADDITIONS: Mapping[str, Addition] = {
+    **OF_EPISODES,
+    "valid_steps": "sum",
+    "return_best": "max",
+    "return_deviation": "mean",
+    "gradient_norm": "mean",
+}
+
 
 @dataclasses.dataclass(frozen=True)
-class Evolution:
+class Evolution(Placement):
     """Train by evolution: `num_envs` members (times `episodes`) play whole episodes, at most `rollout_length` steps.
 
     Members come in pairs with opposite noise, and the two of a pair meet the same resets. Returns are those reported
     (before clipping or scaling of rewards), of greedy play, and count by their rank alone, ties by their mean rank.
-    A generation counts as `num_envs * rollout_length` environment steps, though episodes that end early are not played
-    on; the steps that were are the metric `valid_steps`.
+    A generation counts as `num_envs * rollout_length` environment steps, though no step follows the end of an episode;
+    the steps that were played are the metric `valid_steps`.
 
-    Environments on the CPU are made anew for every generation, from its key, so that there too a run that goes on is
-    exact, and the two of a pair meet the same resets; every member's parameters are kept while it plays.
+    Environments on the CPU are made anew for every generation, from its key, so that there too resuming is exact, and
+    the two of a pair meet the same resets; every member's parameters are kept while it plays.
 
-    What is perturbed is every parameter that the action depends on. Normalisers stay as they begin, for nothing but
-    acting is used; the critic, where there is one, is not trained.
+    What is perturbed are the parameters of the greedy policy (`Agent.policy_mask`). Normalisers stay as they begin, for
+    nothing but acting is used; the critic, where there is one, is not trained.
 
     Args:
       sigma: deviation of the noise.
@@ -65,11 +70,11 @@ class Evolution:
       members_at_once: of a device; None for all on an accelerator, and on a CPU for as many as its cache holds; for all
         over environments on the CPU.
       devices: a number (of each process, where there are several), a sequence of devices, or None for all there are.
-      worker_timeout: seconds without a step after which environments on the CPU count as hung, and the run ends.
+      actor_timeout: seconds without a step after which environments on the CPU count as hung, and the run ends.
     """
 
     whole_episodes: ClassVar[bool] = True
-    """See `program.plays_whole_episodes`; what is usual for `rollout_length` is the environment's own limit."""
+    takes_processes: ClassVar[bool] = True
 
     sigma: float = 0.05
     learning_rate: float = 0.02
@@ -77,23 +82,17 @@ class Evolution:
     episodes: int = 1
     members_at_once: int | None = None
     devices: Devices = None
-    worker_timeout: float = 60.0
+    actor_timeout: float = 60.0
 
-    def build(
-        self,
-        agent: Agent,
-        env: Env | HostEnvs,
-        *,
-        num_envs: int,
-        rollout_length: int,
-        seeds: int = 1,
-        num_lanes: int | None = None,
-        max_updates: int = 1,
-    ) -> EvolutionProgram | HostEvolutionProgram:
-        """Check every size and return the program; see `Placement.build`. Nothing is shuffled, in no lanes."""
-        program.check_sizes(num_envs, rollout_length, seeds, max_updates)
-        self._check()
-        program.check_one_seed("Evolution", seeds)
+    def program(self, agent: Agent, env: Env | HostEnvFactory, asked: Asked) -> Program:
+        """Return the program; see `Placement.program`. Nothing is shuffled, in no lanes."""
+        num_envs, rollout_length = asked.num_envs, asked.rollout_length
+        check_fields(
+            self,
+            positive=("sigma", "learning_rate", "actor_timeout"),
+            not_negative=("weight_decay",),
+            counts=("episodes", "members_at_once"),
+        )
         devices = resolve_devices(self.devices)
         unit = 2 * self.episodes * len(devices)
         if num_envs % unit:
@@ -101,37 +100,56 @@ class Evolution:
                 f"num_envs={num_envs} is not divisible by {unit}, two members of a pair times episodes={self.episodes} "
                 f"times devices={len(devices)}; use {nearest_multiples(num_envs, unit)}."
             )
-        sizes = Sizes(num_envs, rollout_length, 1, 1)
-        if isinstance(env, HostEnvs):
-            program.check_one_process("Evolution over environments on the CPU")
-            return HostEvolutionProgram(self, agent, env, sizes, devices)
-        return EvolutionProgram(self, agent, env, sizes, devices, max_updates)
-
-    def explain(self) -> Explanation:
-        """Say in a table and a drawing who runs where and what moves; `EvolutionProgram.explain` knows the numbers."""
-        devices = resolve_devices(self.devices)
-        return _explain(devices, ["its share of the population"] * len(devices), {"returns": "4 * members"})
+        sizes, strategy = Sizes(num_envs, rollout_length, 1, 1), self.strategy(agent, env.spec)
+        members, mesh = num_envs // self.episodes, make_mesh(devices, "member")
+        share = members // len(devices)
+        block = self.pairs_at_once(strategy.size, share, devices[0])
+        loop: CompiledLoop | HostLoop
+        moves: Callable[[], dict[str, int]]
+        if isinstance(env, HostEnvFactory):
+            if (processes := distributed.num_processes()) > 1:
+                raise ValueError(
+                    f"{processes} processes: Evolution over environments on the CPU runs in one; use podium.Sebulba."
+                )
+            every = dataclasses.replace(self, members_at_once=self.members_at_once or share)
+            at_once = every.pairs_at_once(strategy.size, share, devices[0]) * len(devices)
+            layout, loop = "HostEvolution", HostLoop(strategy, env, sizes, mesh, block, at_once)
+            moves = partial(_host_moves, HostActing(agent, env, num_envs, 1), rollout_length, members)
+        else:
+            iterate = partial(generation, fused_play(strategy, env, sizes, mesh, block), partial(strategy.learn, block))
+            everywhere = partial(jax.tree.map, lambda x: P())
+            layout, loop = (
+                "Evolution",
+                CompiledLoop(strategy.start, everywhere, iterate, mesh, sizes, asked.max_updates),
+            )
+            moves = lambda: {"returns": 4 * members if len(devices) > 1 else 0}
+        shares = [f"members {i * share} to {(i + 1) * share - 1}" for i in range(len(devices))]
+        report = partial(_report, devices, shares)
+        return Program(agent, env, sizes, devices, loop, layout, moves, report, ADDITIONS, whole_episodes=True)
 
     def strategy(self, agent: Agent, spec: EnvSpec) -> Strategy:
         """Return how the parameters of an agent are perturbed and moved."""
-        return Strategy(agent, spec, self.sigma, self.learning_rate, self.weight_decay, self.episodes)
+        return Strategy(agent, spec, self)
 
-    def _check(self) -> None:
-        for name in ("sigma", "learning_rate"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ValueError(
-                    f"{name}={value!r} must be finite and greater than 0; {getattr(Evolution, name)} is usual."
-                )
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay={self.weight_decay!r} must be finite and 0 or more; use 0 for none.")
-        program.check_positive(episodes=self.episodes)
-        program.check_seconds(worker_timeout=self.worker_timeout)
-        if self.members_at_once is not None:
-            program.check_positive(members_at_once=self.members_at_once)
+    def pairs_at_once(self, size: int, members: int, device: jax.Device) -> int:
+        """Return how many pairs of `members` with `size` parameters play at once on a device; divides their number."""
+        wanted = self.members_at_once
+        if wanted is None:
+            wanted = members if device.platform != "cpu" else max(2, BLOCK_BYTES // (4 * size))
+        return max(n for n in range(1, members // 2 + 1) if members // 2 % n == 0 and (2 * n <= wanted or n == 1))
+
+    def explain(self) -> Report:
+        """Say in a table and a drawing who runs where and what moves; `Program.explain` knows the numbers."""
+        devices = resolve_devices(self.devices)
+        return _report(devices, ["its share of the population"] * len(devices), {"returns": None})
+
+    @classmethod
+    def candidates(cls, num_devices: int, num_envs: int) -> Sequence[Self]:
+        """Return the settings that use so many devices."""
+        return [cls(devices=num_devices)]
 
 
-def _explain(devices: list[jax.Device], shares: list[str], amounts: Mapping[str, int | str]) -> Explanation:
+def _report(devices: Sequence[jax.Device], shares: list[str], amounts: Mapping[str, int | None]) -> Report:
     on_host = "observations" in amounts
     roles = [Role("environments", "host CPU", "of the whole population")] if on_host else []
     name = "members" if on_host else "everything"
@@ -144,119 +162,180 @@ def _explain(devices: list[jax.Device], shares: list[str], amounts: Mapping[str,
     moves = [Move(name, ways[name], amount) for name, amount in amounts.items() if on_host or len(devices) > 1]
     title = "Evolution: members with noise in their parameters play; every device draws all noise again, and learns."
     waits = "every generation for the longest episode of the one before it, on every device."
-    return Explanation(title, roles, moves, stale=NEVER, waits=waits)
+    return Report(title, roles, moves, stale=NEVER, waits=waits)
 
 
-class EvolutionProgram(FusedProgram):
-    """The program for one agent, one environment and one set of sizes; a `Program`.
+class EvolutionState(NamedTuple):
+    """A run under evolution, and all that a checkpoint holds.
 
     Attributes:
-      members: of the population.
-      pairs_at_once: that a device plays at once.
+      key: of the run; every generation's keys are folded from it and `update`.
+      update: int32, generations done.
+      agent: the agent's State, with the parameters that the noise is added to.
+      optimizer: Adam's moments.
     """
 
-    whole_episodes: ClassVar[bool] = True
+    key: Key
+    update: Array
+    agent: PyTree
+    optimizer: optax.OptState
 
-    def __init__(
-        self,
-        placement: Evolution,
-        agent: Agent,
-        env: Env,
-        sizes: Sizes,
-        devices: list[jax.Device],
-        max_updates: int,
-    ):
-        self.placement, self.members = placement, sizes.num_envs // placement.episodes
-        self._strategy = placement.strategy(agent, env.spec)
-        self.pairs_at_once = _block(placement, self._strategy.size, self.members // len(devices), devices[0])
-        self._play = make_evaluator(agent, env, placement.episodes, sizes.rollout_length)
-        super().__init__(agent, env, sizes, devices, "member", max_updates)
 
-    def _start(self, key: Key) -> EvolutionState:
-        return self._strategy.start(key)
+Play = Callable[[Key, Key, PyTree], tuple[Any, Any]]
+"""`(noise key, play key, agent's State) -> (returns [members / 2, 2] of all pairs, steps that were played)`."""
 
-    def _partition(self) -> EvolutionState:
-        return jax.tree.map(lambda x: P(), jax.eval_shape(self._start, jax.random.key(0)))
 
-    def _returns(self, noise_key: Key, play_key: Key, agent_state: PyTree, pairs: Array) -> tuple[Array, Array]:
-        """Return what the pairs [N] gathered, [N, 2], and in how many steps."""
+def generation(play: Play, learn: Callable[..., Any], state: EvolutionState) -> tuple[EvolutionState, Metrics, Array]:
+    """Let all members play, and take the step that their returns ask for."""
+    noise_key, play_key = keys.iteration(state.key, state.update)
+    returns, steps = play(noise_key, play_key, state.agent)
+    return learn(noise_key, state, returns, steps)
 
-        def play(pair: Array) -> tuple[Array, Array]:
-            key, params = jax.random.fold_in(play_key, pair), self._strategy.pair(noise_key, agent_state, pair)
-            played = jax.vmap(lambda member: self._play(key, member))(params)
+
+class Strategy:
+    """The arithmetic, whoever plays: how an agent's parameters are perturbed, and move by what that brought.
+
+    Args:
+      agent: whose policy plays.
+      spec: of the environment.
+      settings: the deviation, the optimiser's, and the episodes of each member.
+
+    Attributes:
+      size: n, the numbers that noise is added to.
+    """
+
+    def __init__(self, agent: Agent, spec: EnvSpec, settings: Evolution):
+        self.agent, self.spec, self.settings = agent, spec, settings
+        shapes = jax.eval_shape(lambda key: agent.init(key, spec), jax.random.key(0))
+        self._moves = policy_leaves(agent, shapes)
+        self.size = sum(x.size for x, moves in zip(jax.tree.leaves(shapes), self._moves, strict=True) if moves)
+        if not self.size:
+            raise ValueError(
+                f"the policy of {agent.name} has no parameters in its State, so there is nothing to evolve; "
+                "Agent.policy_mask says which they are."
+            )
+        self._optimizer = optax.adam(settings.learning_rate)
+
+    def start(self, key: Key) -> EvolutionState:
+        """Return the first state."""
+        roots = keys.roots(key)
+        agent = self.agent.init(roots.agent, self.spec)
+        return EvolutionState(roots.run, jnp.zeros((), jnp.int32), agent, self._optimizer.init(self.parameters(agent)))
+
+    def parameters(self, agent_state: PyTree) -> Array:
+        """Return what noise is added to, as one vector [n]."""
+        leaves = zip(jax.tree.leaves(agent_state), self._moves, strict=True)
+        return jnp.concatenate([x.reshape(-1).astype(jnp.float32) for x, moves in leaves if moves])
+
+    def with_parameters(self, agent_state: PyTree, parameters: Array) -> PyTree:
+        """Return the agent's State with other `parameters` [n] in it."""
+        leaves, at = [], 0
+        for x, moves in zip(jax.tree.leaves(agent_state), self._moves, strict=True):
+            leaves.append(parameters[at : at + x.size].reshape(x.shape).astype(x.dtype) if moves else x)
+            at += x.size if moves else 0
+        return jax.tree.unflatten(jax.tree.structure(agent_state), leaves)
+
+    def _noise(self, key: Key, pair: Array) -> Array:
+        """Return the noise [n] of a pair, the same on every device; the second of the pair has its opposite."""
+        return jax.random.normal(jax.random.fold_in(key, pair), (self.size,))
+
+    def perturb(self, key: Key, agent_state: PyTree, pair: Array) -> PyTree:
+        """Return the parameters that the two members of a pair act with, [2, ...]; `key` is that of all noise."""
+        parameters, step = self.parameters(agent_state), self.settings.sigma * self._noise(key, pair)
+        member = lambda sign: self.agent.actor(self.with_parameters(agent_state, parameters + sign * step))
+        return jax.vmap(member)(jnp.array([1.0, -1.0]))
+
+    def learn(
+        self, block: int, key: Key, state: EvolutionState, returns: Array, steps: Array
+    ) -> tuple[EvolutionState, Metrics, Array]:
+        """Take the step that the returns of all pairs, [N, 2], ask for; noise is drawn again for `block` at once."""
+        settings = self.settings
+        ranks = centered_ranks(returns.reshape(-1)).reshape(returns.shape)
+        parameters = self.parameters(state.agent)
+        uphill = self._weighed(key, ranks[:, 0] - ranks[:, 1], block) / (returns.size * settings.sigma)
+        gradient = settings.weight_decay * parameters - uphill
+        change, optimizer = self._optimizer.update(gradient, state.optimizer)
+        agent = self.with_parameters(state.agent, parameters + change)
+        episodes = jnp.float32(returns.size * settings.episodes)
+        metrics = {
+            "episodes": episodes,
+            "episode_return_sum": jnp.mean(returns) * episodes,
+            "episode_length_sum": steps,
+            "valid_steps": steps,
+            "return_best": jnp.max(returns),
+            "return_deviation": jnp.std(returns),
+            "gradient_norm": jnp.linalg.norm(gradient),
+        }
+        finite = jnp.repeat(jnp.isfinite(returns).reshape(-1), settings.episodes)
+        return EvolutionState(state.key, state.update + 1, agent, optimizer), metrics, finite
+
+    def _weighed(self, key: Key, weights: Array, block: int) -> Array:
+        """Return the sum [n] of all pairs' noise, each times its weight [N], in blocks."""
+
+        def add(total: Array, block: tuple[Array, Array]) -> tuple[Array, None]:
+            pairs, weight = block
+            return total + weight @ jax.vmap(lambda pair: self._noise(key, pair))(pairs), None
+
+        numbers = jnp.arange(weights.size).reshape(-1, block)
+        return jax.lax.scan(add, jnp.zeros(self.size), (numbers, weights.reshape(numbers.shape)))[0]
+
+
+def centered_ranks(returns: Array) -> Array:
+    """Return the ranks of `returns` [N] scaled to -0.5 ... 0.5; equal ones share their mean rank, so luck decides none.
+
+    >>> centered_ranks(jnp.array([3.0, 1.0, 3.0])).tolist()
+    [0.25, -0.5, 0.25]
+    """
+    ordered = jnp.sort(returns)
+    below, upto = (jnp.searchsorted(ordered, returns, side=side) for side in ("left", "right"))
+    return (below + upto - 1) / (2 * (returns.size - 1)) - 0.5
+
+
+def fused_play(strategy: Strategy, env: Env, sizes: Sizes, mesh: Mesh, block: int) -> Play:
+    """Return how members play in pure environments, compiled: on every device its share, `block` pairs at once."""
+    episodes = strategy.settings.episodes
+    evaluate = make_evaluator(strategy.agent, env, episodes, sizes.rollout_length)
+    share = sizes.num_envs // episodes // 2 // mesh.size
+
+    def play(noise_key: Key, play_key: Key, agent_state: PyTree) -> tuple[Array, Array]:
+        def both(pair: Array) -> tuple[Array, Array]:
+            key, params = jax.random.fold_in(play_key, pair), strategy.perturb(noise_key, agent_state, pair)
+            played = jax.vmap(lambda member: evaluate(key, member))(params)
             return played["eval_return"], played["eval_length"]
 
-        blocks = pairs.reshape(-1, self.pairs_at_once)
-        returns, lengths = jax.lax.map(jax.vmap(play), blocks)
-        return returns.reshape(-1, 2), lengths.reshape(-1, 2)
+        pairs = jax.lax.axis_index("member") * share + jnp.arange(share)
+        returns, lengths = jax.lax.map(jax.vmap(both), pairs.reshape(-1, block))
+        # All that ever crosses devices: returns [members / 2, 2], and how many steps were played.
+        everyones = jax.lax.all_gather(returns.reshape(-1, 2), "member", tiled=True)
+        return everyones, jax.lax.psum(jnp.sum(lengths.reshape(-1, 2)), "member") * episodes
 
-    def _iterate(self, state: EvolutionState) -> tuple[EvolutionState, Metrics, Array]:
-        noise_key, play_key = keys.iteration(state.key, state.update)
-        number = self.members // 2 // len(self.devices)
-
-        def generation(state: EvolutionState) -> tuple[EvolutionState, Metrics, Array]:
-            pairs = jax.lax.axis_index("member") * number + jnp.arange(number)
-            own, lengths = self._returns(noise_key, play_key, state.agent, pairs)
-            # All that ever crosses devices: returns [members / 2, 2], and how many steps were played.
-            returns = jax.lax.all_gather(own, "member", tiled=True)
-            steps = jax.lax.psum(jnp.sum(lengths), "member") * self.placement.episodes
-            return self._strategy.learn(noise_key, state, returns, steps, self.pairs_at_once)
-
-        everywhere: Any = P()
-        return jax.shard_map(generation, mesh=self._mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False)(
-            state
-        )
-
-    def explain(self) -> Explanation:
-        """Say in a table and a drawing who runs where, and how many bytes move in a generation."""
-        return _explain(self.devices, _shares(self.members, self.devices), self.bytes_per_update())
-
-    def bytes_per_update(self) -> dict[str, int]:
-        """Return what moves in a generation: every member's return."""
-        return {"returns": 4 * self.members if len(self.devices) > 1 else 0}
+    everywhere: Any = P()
+    return jax.shard_map(play, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False)
 
 
-class HostEvolutionProgram:
-    """The program over environments on the CPU, stepped by one thread; a `Program`."""
+class HostLoop:
+    """A `Loop` in Python over environments on the CPU, which one thread steps; every device acts for its members.
 
-    whole_episodes: ClassVar[bool] = True
+    Args:
+      strategy: that perturbs and moves.
+      envs: that are played in.
+      sizes: of the run.
+      mesh: of the devices.
+      block: pairs whose noise is drawn again at once, to learn.
+      at_once: pairs that play at once, on all devices.
+    """
 
-    def __init__(self, placement: Evolution, agent: Agent, envs: HostEnvs, sizes: Sizes, devices: list[jax.Device]):
-        self.agent, self.env, self.sizes, self.devices = agent, envs, sizes, devices
-        self.placement, self.members = placement, sizes.num_envs // placement.episodes
+    def __init__(self, strategy: Strategy, envs: HostEnvFactory, sizes: Sizes, mesh: Mesh, block: int, at_once: int):
         self.compile_seconds = 0.0
-        self._strategy = placement.strategy(agent, envs.spec)
-        share = self.members // len(devices)
-        self._block = _block(placement, self._strategy.size, share, devices[0])
-        every = dataclasses.replace(placement, members_at_once=placement.members_at_once or share)
-        self._at_once = _block(every, self._strategy.size, share, devices[0]) * len(devices)
-        self._num_envs = self._at_once * placement.episodes
-        self._mesh = make_mesh(devices, "member")
-        self._everywhere = NamedSharding(self._mesh, P())
-        self._is_compiled = False
-
-    def _perturbed(self, key: Key, agent_state: PyTree, pairs: Array) -> tuple[PyTree, PyTree]:
-        """Return the parameters of the first of every pair [P], and of the second."""
-        both = jax.vmap(self._strategy.pair, (None, None, 0))(key, agent_state, pairs)
-        return tuple(jax.tree.map(lambda x, i=i: x[:, i], both) for i in range(2))
-
-    def _acted(
-        self, params: PyTree, step_key: Key, index: Array, carry: PyTree, obs: PyTree, first: Array
-    ) -> tuple[Array, PyTree]:
-        """Act for members [P], each in E environments of its own, [P * E] numbered `index`; returns actions, memory."""
-        apart = lambda x: x.reshape(-1, self.placement.episodes, *x.shape[1:])  # noqa: E731
-        joined = lambda x: x.reshape(-1, *x.shape[2:])  # noqa: E731
-
-        def act(params: PyTree, index: Array, carry: PyTree, obs: PyTree, first: Array) -> tuple[Array, PyTree]:
-            act_keys = jax.vmap(partial(jax.random.fold_in, step_key))(index)
-            output = self.agent.act(act_keys, params, carry, obs, first, True)
-            return output.action, output.carry
-
-        return jax.tree.map(joined, jax.vmap(act)(params, *jax.tree.map(apart, (index, carry, obs, first))))
+        self._strategy, self._sizes, self._mesh, self._block, self._at_once = strategy, sizes, mesh, block, at_once
+        self._episodes = strategy.settings.episodes
+        self._acting = HostActing(strategy.agent, envs, at_once * self._episodes, 1)
+        self._everywhere = NamedSharding(mesh, P())
+        self._learn: Any = None
 
     def init(self, seed: int) -> EvolutionState:
         """Return the first state."""
-        return program.run_once(self._strategy.start, self._everywhere)(jax.random.key(seed))
+        return run_once(self._strategy.start, self._everywhere)(jax.random.key(seed))
 
     def abstract_state(self) -> EvolutionState:
         """Return the state's shapes, dtypes and shardings."""
@@ -268,118 +347,108 @@ class HostEvolutionProgram:
 
     def compile(self) -> None:
         """Compile the pieces, once."""
-        if self._is_compiled:
+        if self._learn is not None:
             return
-        began, state = time.perf_counter(), self.abstract_state()
-        once, apart, at_once = P(), P("member"), self._at_once
+        began, state, once, apart = time.perf_counter(), self.abstract_state(), P(), P("member")
 
         def spread(function: Callable[..., Any], specs: tuple[P, ...], *shapes: Any) -> Any:
             mapped = jax.shard_map(function, mesh=self._mesh, in_specs=specs, out_specs=apart, check_vma=False)
             where = tuple(NamedSharding(self._mesh, spec) for spec in specs)
             return jax.jit(mapped, in_shardings=where).lower(*shapes).compile()
 
-        pairs, asked = np.zeros(at_once, np.int32), Inference(self.agent, self.env.spec).question(self._num_envs)
+        pairs, index = np.zeros(self._at_once, np.int32), np.zeros(self._acting.num_envs, np.int32)
+        step, carry = _step(self._acting), jax.eval_shape(self._acting.carry, 0)
         self._perturb = spread(self._perturbed, (once, once, apart), state.key, state.agent, pairs)
         params, _ = jax.eval_shape(self._perturbed, state.key, state.agent, pairs)
-        acting = params, state.key, np.zeros(self._num_envs, np.int32), asked.memory, asked.obs, asked.first
+        acting = params, state.key, index, carry, step.obs, step.first
         self._act = spread(self._acted, (apart, once, apart, apart, apart, apart), *acting)
-        returns, steps = np.zeros((self.members // 2, 2), np.float32), np.float32(0)
-        learn = jax.jit(self._strategy.learn, static_argnums=4, out_shardings=self._everywhere)
-        self._learn = learn.lower(state.key, state, returns, steps, self._block).compile()
-        self._is_compiled = True
+        returns = np.zeros((self._sizes.num_envs // self._episodes // 2, 2), np.float32)
+        learn = jax.jit(partial(self._strategy.learn, self._block), out_shardings=self._everywhere)
+        self._learn = learn.lower(state.key, state, returns, np.float32(0)).compile()
         self.compile_seconds += time.perf_counter() - began
 
     def chunk(self, state: EvolutionState, num_updates: int) -> tuple[EvolutionState, Metrics]:
-        """Do `num_updates` generations.
-
-        Raises:
-          ActorError: environments failed or hung.
-        """
+        """Do `num_updates` generations; raises ActorError where environments failed or hung."""
         self.compile()
-        return program.in_turn(self._iterate, state, num_updates, self.sizes.num_envs)
+        rows, finite = [], np.ones(self._sizes.num_envs, bool)
+        for _ in range(num_updates):
+            state, metrics, new_finite = generation(self.play, self._learn, state)
+            rows.append(jax.device_get(metrics))
+            finite &= np.asarray(new_finite)
+        stacked = jax.tree.map(lambda *x: np.stack(x), *rows)
+        return state, {**stacked, "finite": np.asarray(chunk_finite(state.agent, jnp.asarray(finite)))}
 
-    def _iterate(self, state: EvolutionState) -> tuple[EvolutionState, Metrics, Array]:
-        noise_key, play_key = keys.iteration(state.key, state.update)
-        seed, size = int(jax.random.randint(play_key, (), 0, 2**31 - 1)), self._at_once
-        returns, steps = [], 0
-        for first in range(0, self.members // 2, size):
-            pairs = np.arange(first, first + size, dtype=np.int32)
-            play = partial(self._play, self._perturb(noise_key, state.agent, pairs), play_key, seed, first)
-            gathered, played = look_after("podium-evolution", play, self.placement.worker_timeout)
+    def play(self, noise_key: Key, play_key: Key, agent_state: PyTree) -> tuple[np.ndarray, np.float32]:
+        """Let all members play, as many at once as there is room for."""
+        seed, returns, steps = int(jax.random.randint(play_key, (), 0, 2**31 - 1)), [], 0
+        for first in range(0, self._sizes.num_envs // self._episodes // 2, self._at_once):
+            pairs = np.arange(first, first + self._at_once, dtype=np.int32)
+            play = partial(self._play, self._perturb(noise_key, agent_state, pairs), play_key, seed, first)
+            gathered, played = supervise("podium-evolution", play, self._strategy.settings.actor_timeout)
             returns.append(gathered)
             steps += played
-        return self._learn(noise_key, state, np.concatenate(returns), np.float32(steps))
+        return np.concatenate(returns), np.float32(steps)
+
+    def _perturbed(self, key: Key, agent_state: PyTree, pairs: Array) -> tuple[PyTree, PyTree]:
+        """Return the parameters of the first of every pair [P], and of the second."""
+        both = jax.vmap(self._strategy.perturb, (None, None, 0))(key, agent_state, pairs)
+        first, second = (jax.tree.map(lambda x, i=i: x[:, i], both) for i in range(2))
+        return first, second
+
+    def _acted(
+        self, params: PyTree, step_key: Key, index: Array, carry: PyTree, obs: PyTree, first: Array
+    ) -> tuple[Array, PyTree]:
+        """Act for members [P], each in E environments of its own, [P * E] numbered `index`; returns actions, memory."""
+        apart = lambda x: x.reshape(-1, self._episodes, *x.shape[1:])
+        joined = lambda x: x.reshape(-1, *x.shape[2:])
+
+        def act(params: PyTree, index: Array, carry: PyTree, obs: PyTree, first: Array) -> tuple[Array, PyTree]:
+            act_keys = jax.vmap(partial(jax.random.fold_in, step_key))(index)
+            output = self._strategy.agent.act(act_keys, params, carry, obs, first, True)
+            return output.action, output.carry
+
+        return jax.tree.map(joined, jax.vmap(act)(params, *jax.tree.map(apart, (index, carry, obs, first))))
 
     def _play(
-        self, both: tuple[PyTree, PyTree], key: Key, seed: int, first: int, tick: Callable[[], None]
+        self, both: tuple[PyTree, PyTree], key: Key, seed: int, first: int, heartbeat: Heartbeat
     ) -> tuple[np.ndarray, int]:
         """Let the pairs from number `first` on play; returns what they gathered, [P, 2], and in how many steps."""
-        episodes, number = self.placement.episodes, self._num_envs
-        carry = jax.device_get(fresh_carry(self.agent, self.env.spec, jnp.arange(number)))
+        number, carry = self._acting.num_envs, jax.device_get(self._acting.carry(0))
         carries, played = [carry, carry], list[Episodes]()
-        index = first * episodes + np.arange(number, dtype=np.int32)
+        index = first * self._episodes + np.arange(number, dtype=np.int32)
         try:
             # The two halves differ in their parameters only: the second of a pair meets what the first does.
             for _ in both:
-                played.append(Episodes(self.env.make(number, seed, first * episodes)))
-            for t in range(self.sizes.rollout_length):
-                going = [half for half in range(2) if not played[half].done.all()]
-                if not going:
+                played.append(Episodes(self._acting.env.make(number, seed, first * self._episodes)))
+            for t in range(self._sizes.rollout_length):
+                halves = [half for half in range(2) if not played[half].done.all()]
+                if not halves:
                     break
                 step_key = jax.device_put(jax.random.fold_in(key, t), self._everywhere)
-                for half in going:
+                for half in halves:
                     obs, begins = played[half].obs, np.full(number, t == 0)
                     action, carries[half] = self._act(both[half], step_key, index, carries[half], obs, begins)
                     played[half].send(np.asarray(action))  # They step while the others are acted for.
-                for half in going:
+                for half in halves:
                     played[half].receive()
-                tick()
+                heartbeat()
         finally:
             for each in played:
                 each.env.close()
-        returns = [each.total.reshape(-1, episodes).mean(1) for each in played]
+        returns = [each.total.reshape(-1, self._episodes).mean(1) for each in played]
         return np.stack(returns, 1).astype(np.float32), sum(int(each.length.sum()) for each in played)
-
-    def agent_state(self, state: EvolutionState) -> PyTree:
-        """Return the agent's State within `state`."""
-        return state.agent
-
-    def update_count(self, state: EvolutionState) -> int:
-        """Return the number of generations behind `state`."""
-        return int(np.asarray(state.update))
-
-    def adopt(self, state: EvolutionState, agent: PyTree, update: int) -> EvolutionState:
-        """Return the first state with the agent's State of another run; see `Program.adopt`."""
-        return program.adopt(state, agent, update)
-
-    def explain(self) -> Explanation:
-        """Say in a table and a drawing who runs where, and how many bytes move in a generation."""
-        return _explain(self.devices, _shares(self.members, self.devices), self.bytes_per_update())
-
-    def bytes_per_update(self) -> dict[str, int]:
-        """Return what moves in a generation, at most: where every episode is as long as it may be."""
-        sizes = self.sizes
-        acting = Acting(self.agent, self.env.spec, sizes.num_envs, sizes.rollout_length, self.env.resets_in_next_step)
-        params = jax.eval_shape(self.agent.actor, self.abstract_state().agent)
-        obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), jax.eval_shape(acting.blank, params))
-        return {
-            "observations": sizes.rollout_length * nbytes((obs.obs, obs.first)),
-            "actions": sizes.rollout_length * nbytes(obs.action),
-            "returns": 4 * self.members,
-        }
 
     def close(self) -> None:
         """Do nothing: every generation releases its environments."""
 
 
-def _shares(members: int, devices: list[jax.Device]) -> list[str]:
-    share = members // len(devices)
-    return [f"members {i * share} to {(i + 1) * share - 1}" for i in range(len(devices))]
+def _step(acting: HostActing) -> Rows:
+    """Return the shapes of the rows of one step."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), acting.rows())
 
 
-def _block(placement: Evolution, size: int, members: int, device: jax.Device) -> int:
-    """Return how many pairs play at once: a divisor of those of a device, `members` / 2."""
-    wanted = placement.members_at_once
-    if wanted is None:
-        wanted = members if device.platform != "cpu" else max(2, BLOCK_BYTES // (4 * size))
-    return max(n for n in range(1, members // 2 + 1) if members // 2 % n == 0 and (2 * n <= wanted or n == 1))
+def _host_moves(acting: HostActing, length: int, members: int) -> dict[str, int]:
+    """Return what moves in a generation, at most: where every episode is as long as it may be."""
+    step = _step(acting)
+    observations, actions = length * nbytes((step.obs, step.first)), length * nbytes(step.action)
+    return {"observations": observations, "actions": actions, "returns": 4 * members}

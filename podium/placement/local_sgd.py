@@ -2,43 +2,57 @@
 
 McDonald et al. 2010; Stich 2019, "Local SGD Converges Fast and Communicates Little". All in one compiled program: a
 worker is a share of the environments with an agent's State of its own, and only the averaging crosses devices. Over
-environments on the CPU a thread of each worker steps its share, and one program lets all learn.
+environments on the CPU an actor of each worker steps its share, and one program lets all learn.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import queue
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from podium import distributed, episodes, keys
 from podium.agent import Agent
 from podium.env import Env
-from podium.host import HostEnvs
-from podium.placement import program
-from podium.placement.acting import Acting, Compiled, complete
-from podium.placement.actors import Actor, Piece, Watched, take
-from podium.placement.averaging import Averaging, LocalSGDState
-from podium.placement.cores import OneCore
-from podium.placement.devices import Devices, make_mesh, resolve_devices
-from podium.placement.explanation import Explanation
-from podium.placement.fused import FusedProgram
-from podium.placement.learner import LearnerProgram, choose_lanes, host_shapes, start
-from podium.placement.players import HostPlayer
-from podium.placement.program import Sizes
-from podium.placement.table import Move, Role, device_name
-from podium.rollout import RolloutState, rollout
+from podium.host import HostEnvFactory
+from podium.learn import learn_from, prepare
+from podium.placement.actors.actor import make_acting
+from podium.placement.actors.loop import ActorLearnerLoop
+from podium.placement.actors.pool import ADDITIONS, ActorPool
+from podium.placement.compiled.chunk import CompiledLoop
+from podium.placement.compiled.devices import Devices, make_mesh, resolve_devices
+from podium.placement.compiled.iteration import (
+    chunk_finite,
+    empty_replay,
+    params_shapes,
+    resolve_lanes,
+    rollout_finite,
+)
+from podium.placement.compiled.learner import Learner
+from podium.placement.compiled.rollouts import Acting, map_envs, specs_of
+from podium.placement.contract import (
+    EPISODES_RESTART,
+    Asked,
+    Loop,
+    Placement,
+    Program,
+    Sizes,
+    adopt,
+    check_divides,
+    check_fields,
+)
+from podium.placement.report import Move, Report, Role, device_name, nbytes, numbers
+from podium.rollout import RolloutState
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalSGD:
+class LocalSGD(Placement):
     """Let every worker learn alone, and average what they know every `average_every` iterations.
 
     Averaged are all numbers with a fraction in the agent's State: parameters, targets, and the optimiser's moments.
@@ -54,55 +68,68 @@ class LocalSGD:
         workers together take the step of the global gradient.
       devices: a number (of each process, where there are several), a sequence of devices, or None for as many as
         divide `workers`.
-      worker_timeout: seconds without a step after which a worker whose environments are on the CPU counts as hung, and
+      actor_timeout: seconds without a step after which a worker whose environments are on the CPU counts as hung, and
         the run ends.
     """
+
+    takes_processes: ClassVar[bool] = True
 
     workers: int | None = None
     average_every: int = 4
     devices: Devices = None
-    worker_timeout: float = 60.0
+    actor_timeout: float = 60.0
 
-    def build(
-        self,
-        agent: Agent,
-        env: Env | HostEnvs,
-        *,
-        num_envs: int,
-        rollout_length: int,
-        seeds: int = 1,
-        num_lanes: int | None = None,
-        max_updates: int = 1,
-    ) -> LocalSGDProgram | HostLocalSGDProgram:
-        """Check every size and return the program; see `Placement.build`. `num_lanes` are those of each worker."""
-        program.check_sizes(num_envs, rollout_length, seeds, max_updates)
-        program.check_one_seed("LocalSGD", seeds)
+    def program(self, agent: Agent, env: Env | HostEnvFactory, asked: Asked) -> Program:
+        """Return the program; see `Placement.program`. `num_lanes` are those of each worker."""
+        num_envs, rollout_length = asked.num_envs, asked.rollout_length
         devices, workers = self._resolve()
-        program.check_workers(num_envs, workers)
-        if isinstance(env, HostEnvs):
-            program.check_one_process("LocalSGD over environments on the CPU")
-            shapes = host_shapes(agent, env.spec, env.resets_in_next_step)
-            share = num_envs // workers
-            lanes = choose_lanes(agent, env.spec, shapes, share, rollout_length, 1, num_lanes)
-            sizes = Sizes(num_envs, rollout_length, 1, lanes)
-            return HostLocalSGDProgram(agent, env, sizes, devices, workers, self.average_every, self.worker_timeout)
-        env = program.prepare(env)
-        lanes = program.resolve_lanes(agent, env, num_envs // workers, rollout_length, 1, num_lanes)
+        check_divides(num_envs, workers, f"workers={workers}")
+        acting = make_acting(agent, env, num_envs // workers, rollout_length)
+        if acting.on_host and distributed.num_processes() > 1:
+            raise ValueError(
+                f"{distributed.num_processes()} processes: LocalSGD over environments on the CPU runs in one; use "
+                "podium.Sebulba."
+            )
+        lanes = resolve_lanes(acting, acting.num_envs, rollout_length, requested=asked.num_lanes)
         sizes = Sizes(num_envs, rollout_length, 1, lanes)
-        return LocalSGDProgram(agent, env, sizes, devices, workers, self.average_every, max_updates)
+        averaging = _Averaging(acting, sizes, workers, self.average_every, make_mesh(devices, "env"))
+        loop = averaging.loop(asked.max_updates, devices, self.actor_timeout)
 
-    def explain(self) -> Explanation:
-        """Say in a table and a drawing who runs where and what moves; `LocalSGDProgram.explain` knows the numbers."""
+        def moves() -> dict[str, int]:
+            state = jax.eval_shape(lambda key: agent.init(key, acting.spec), jax.random.key(0))
+            acted = acting.bytes_moved(params_shapes(agent, acting.spec), num_envs)
+            return {**acted, "what workers know": averaging.bytes_moved(state)}
+
+        shares = [numbers(i * acting.num_envs, acting.num_envs) for i in range(workers)]
+        return Program(
+            agent,
+            acting.env,
+            sizes,
+            devices,
+            loop,
+            f"{'HostLocalSGD' if acting.on_host else 'LocalSGD'} of {workers} workers",
+            moves,
+            lambda amounts: self._report(devices, shares, amounts),
+            {**ADDITIONS, "worker_distance": "mean"},
+            resume_loses=EPISODES_RESTART if acting.on_host else "",
+            adopt=averaging.adopt,
+        )
+
+    def explain(self) -> Report:
+        """Say in a table and a drawing who runs where and what moves; `Program.explain` knows the numbers."""
         devices, workers = self._resolve()
-        formula = f"State / {self.average_every}" if len(devices) > 1 else 0
-        shares = ["its share of the environments"] * workers
-        return _explain(devices, shares, {"what workers know": formula}, self.average_every)
+        amounts = {"what workers know": None} if len(devices) > 1 else {}
+        return self._report(devices, ["its share of the environments"] * workers, amounts)
+
+    @classmethod
+    def candidates(cls, num_devices: int, num_envs: int) -> Sequence[Self]:
+        """Return one worker a device; one alone has nobody to average with."""
+        if num_devices == 1:
+            raise ValueError("devices=1 make one worker, which is podium.Anakin(1); LocalSGD averages two or more.")
+        return [cls(num_devices, devices=num_devices)]
 
     def _resolve(self) -> tuple[list[jax.Device], int]:
-        if self.workers is not None:
-            program.check_positive(workers=self.workers)
-        program.check_positive(average_every=self.average_every)
-        program.check_seconds(worker_timeout=self.worker_timeout)
+        check_fields(self, counts=("workers", "average_every"), positive=("actor_timeout",))
         devices = resolve_devices(self.devices)
         workers = len(devices) if self.workers is None else self.workers
         if self.devices is None and distributed.num_processes() == 1:
@@ -114,168 +141,260 @@ class LocalSGD:
             )
         return devices, workers
 
-
-def _explain(devices: list[jax.Device], shares: list[str], amounts: Mapping[str, int | str], every: int) -> Explanation:
-    each = len(shares) // len(devices)
-    roles = [Role(f"worker {i}", device_name(devices[i // each]), share) for i, share in enumerate(shares)]
-    ways = {
-        "observations": "environments on the host to workers",
-        "actions": "workers to environments on the host",
-        "what workers know": "averaged among devices",
-    }
-    moves = [Move(name, ways[name], amount) for name, amount in amounts.items() if amount]
-    title = "LocalSGD: workers step environments, act and learn alone; then they take the mean."
-    often = "every iteration" if every == 1 else f"every {every} iterations"
-    stale = f"never; each acts with its own newest parameters, which differ from the others' until the mean, {often}."
-    waits = f"workers for one another when they take the mean, {often}."
-    return Explanation(title, roles, moves, stale=stale, waits=waits)
-
-
-class LocalSGDProgram(FusedProgram):
-    """The program for one agent, one environment and one set of sizes; a `Program`."""
-
-    def __init__(
-        self,
-        agent: Agent,
-        env: Env,
-        sizes: Sizes,
-        devices: list[jax.Device],
-        workers: int,
-        average_every: int,
-        max_updates: int,
-    ):
-        self.workers = workers
-        mesh = make_mesh(devices, "worker")
-        self._averaging = Averaging(agent, sizes, workers, average_every, mesh)
-        super().__init__(agent, env, sizes, devices, "worker", max_updates)
-
-    def _start(self, key: Key) -> LocalSGDState:
-        share = self._averaging.share
-        whole = program.start(key, self.agent._replace(replay=None), self.env, self.sizes)
-        replay = program.start(key, self.agent, self.env, share).replay
-        split = lambda x: x.reshape(self.workers, share.num_envs, *x.shape[1:])  # noqa: E731
-        return self._averaging.start(whole, replay, jax.tree.map(split, whole.rollout))
-
-    def _partition(self) -> LocalSGDState:
-        return self._averaging.partition(jax.eval_shape(self._start, jax.random.key(0)))
-
-    def _iterate(self, state: LocalSGDState) -> tuple[LocalSGDState, Metrics, Array]:
-        rollout_key = keys.iteration(state.key, state.update).rollout
-
-        def play(agent_state: PyTree, rollout_state: RolloutState) -> Any:
-            params, length = self.agent.actor(agent_state), self.sizes.rollout_length
-            following, trajectory, ended = rollout(
-                rollout_key, self.agent, self.env, params, rollout_state, length, state.update
-            )
-            return following, trajectory, episodes.summarize(ended)
-
-        by_worker = self._averaging.by_worker
-        following, trajectories, ended = jax.shard_map(
-            jax.vmap(play), mesh=self._mesh, in_specs=by_worker, out_specs=by_worker, check_vma=False
-        )(state.workers, state.rollout)
-        state, metrics, finite = self._averaging.learn(state._replace(rollout=following), trajectories)
-        return state, {**metrics, **jax.tree.map(lambda x: jnp.sum(x, axis=0), ended)}, finite
-
-    def _settle(self, state: LocalSGDState) -> LocalSGDState:
-        return self._averaging.settle(state)
-
-    def adopt(self, state: LocalSGDState, agent: PyTree, update: int) -> LocalSGDState:
-        """Return the first state with the agent's State of another run for every worker; see `Program.adopt`."""
-        return self._averaging.spread(super().adopt(state, agent, update), self._shardings)
-
-    def explain(self) -> Explanation:
-        """Say in a table and a drawing who runs where, and how many bytes move in an update."""
-        return _explain(self.devices, self._averaging.shares(), self.bytes_per_update(), self._averaging.average_every)
-
-    def bytes_per_update(self) -> dict[str, int]:
-        """Return what moves in an update, averages spread over all."""
-        agent_state = jax.eval_shape(self._start, jax.random.key(0)).agent
-        return {"what workers know": self._averaging.bytes_per_update(agent_state)}
-
-
-class HostLocalSGDProgram(LearnerProgram):
-    """Workers whose environments are on the CPU, each stepped by a thread, and one program that learns; a `Program`."""
-
-    def __init__(
-        self,
-        agent: Agent,
-        envs: HostEnvs,
-        sizes: Sizes,
-        devices: list[jax.Device],
-        workers: int,
-        average_every: int,
-        timeout: float,
-    ):
-        self.workers = workers
-        mesh = make_mesh(devices, "env")
-        self._averaging = Averaging(agent, sizes, workers, average_every, mesh)
-        share, shapes = self._averaging.share.num_envs, host_shapes(agent, envs.spec, envs.resets_in_next_step)
-        self._acting = Acting(agent, envs.spec, share, sizes.rollout_length, envs.resets_in_next_step)
-        each = workers // len(devices)
-        super().__init__(
-            agent, envs, sizes, shapes, share, devices, [devices[i // each] for i in range(workers)], timeout
+    def _report(self, devices: list[jax.Device], shares: list[str], amounts: Mapping[str, int | None]) -> Report:
+        each = len(shares) // len(devices)
+        roles = [Role(f"worker {i}", device_name(devices[i // each]), share) for i, share in enumerate(shares)]
+        ways = {
+            "observations": "environments on the host to workers",
+            "actions": "workers to environments on the host",
+            "what workers know": "averaged among devices",
+        }
+        moves = [Move(name, ways[name], amount) for name, amount in amounts.items() if amount != 0]
+        title = "LocalSGD: workers step environments, act and learn alone; then they take the mean."
+        often = "every iteration" if self.average_every == 1 else f"every {self.average_every} iterations"
+        stale = (
+            f"never; each acts with its own newest parameters, which differ from the others' until the mean, {often}."
+        )
+        return Report(
+            title, roles, moves, stale=stale, waits=f"workers for one another when they take the mean, {often}."
         )
 
-    def _start(self, key: Key) -> LocalSGDState:
-        first = partial(start, key, spec=self.env.spec, shapes=self._shapes)
-        whole = first(agent=self.agent._replace(replay=None), sizes=self.sizes)
-        return self._averaging.start(whole, first(agent=self.agent, sizes=self._averaging.share).replay, ())
 
-    def _partition(self) -> LocalSGDState:
-        return self._averaging.partition(self._start_shapes)
+class LocalSGDState(NamedTuple):
+    """A run of W workers, and all that a checkpoint holds.
 
-    def _update(self, state: LocalSGDState, trajectory: Trajectory) -> tuple[LocalSGDState, Metrics, PyTree]:
-        state, metrics, finite = self._averaging.learn(state, self._averaging.split(complete(trajectory)))
-        return state, {**metrics, "finite": program.chunk_finite(state.workers, finite)}, self._to_publish(state)
+    Attributes:
+      key: of the run; every iteration's keys are folded from it and `update`.
+      update: int32, iterations done.
+      agent: the mean of the workers' States at the last average or the end of the last chunk.
+      workers: their States, [W, ...].
+      replay: of each worker, [W, ...], or `()`.
+      rollout: where the environments of each worker stand, [W, B / W, ...], or `()` where they are on the CPU.
+    """
 
-    def _to_publish(self, state: LocalSGDState) -> PyTree:
-        return jax.vmap(self.agent.actor)(state.workers)
+    key: Key
+    update: Array
+    agent: PyTree
+    workers: PyTree
+    replay: PyTree
+    rollout: RolloutState | Any
+
+
+class LocalSGDLoop(ActorLearnerLoop):
+    """An actor of each worker plays with that worker's parameters; an update takes one rollout of each."""
+
+    def update(self, state: Any, number: int) -> tuple[Any, Metrics]:
+        """Do update `number`."""
+        batch = self.actors.take(number)
+        state, metrics, params = self.learner.update(state, batch.rollouts, batch.version)
+        self.actors.publish(params, number + 1)
+        return state, {**metrics, **batch.stats}
+
+    def chunk(self, state: Any, num_updates: int) -> tuple[Any, Metrics]:
+        """Do `num_updates` updates; see `Loop.chunk`."""
+        state, metrics = super().chunk(state, num_updates)
+        return jax.jit(_settled, donate_argnums=0, out_shardings=self.learner.shardings)(state), metrics
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Averaging:
+    """What W = `workers` workers do in an iteration, over a mesh along which they lie.
+
+    Args:
+      acting: of one worker.
+      sizes: of all workers together, but for the lanes, which are those of each.
+      workers: W.
+      average_every: iterations between averages.
+      mesh: of the devices.
+    """
+
+    acting: Acting
+    sizes: Sizes
+    workers: int
+    average_every: int
+    mesh: Mesh
+
+    def loop(self, max_updates: int, devices: list[jax.Device], timeout: float) -> Loop:
+        """Return what trains: one compiled program, or actors on the host beside one that learns."""
+        if not self.acting.on_host:
+            return CompiledLoop(
+                self.start, self._partition, self._iterate, self.mesh, self.sizes, max_updates, settle=_settled
+            )
+        acting, each = self.acting, self.workers // len(devices)
+        learner = Learner(
+            acting.agent,
+            self.sizes,
+            devices,
+            acting.shapes(self.sizes.rollout_length, self.sizes.num_envs),
+            self.start,
+            self._partition,
+            self._update,
+            lambda state: jax.vmap(acting.agent.actor)(state.workers),
+            self._by_worker,
+        )
+
+        def compile(params: PyTree) -> list[Any]:
+            on = [acting.compile(params, device) for device in devices]
+            return [
+                lambda run_key, seed, worker=worker: on[worker // each](run_key, seed, worker * acting.num_envs)
+                for worker in range(self.workers)
+            ]
+
+        pool = ActorPool(
+            compile,
+            [devices[worker // each] for worker in range(self.workers)],
+            timeout,
+            lockstep=True,
+            pick=lambda params, worker: jax.tree.map(lambda x: x[worker], params),
+        )
+        return LocalSGDLoop(learner, pool)
+
+    def start(self, key: Key) -> LocalSGDState:
+        """Return the first state."""
+        roots, share = keys.roots(key), dataclasses.replace(self.sizes, num_envs=self.acting.num_envs)
+        agent = self.acting.agent.init(roots.agent, self.acting.spec)
+        rollout = self.acting.begin(roots.env, jnp.arange(self.sizes.num_envs))
+        split = lambda x: x.reshape(self.workers, share.num_envs, *x.shape[1:])
+        return LocalSGDState(
+            roots.run,
+            jnp.zeros((), jnp.int32),
+            agent,
+            self._each(jax.tree.map(jnp.copy, agent)),
+            self._each(empty_replay(self.acting, share)),
+            jax.tree.map(split, rollout),
+        )
 
     @property
-    def _published_where(self) -> NamedSharding:
-        return NamedSharding(self._mesh, self._averaging.by_worker)
+    def _by_worker(self) -> P:
+        """How what each worker has lies along the mesh."""
+        return P("env")
 
-    def _publish(self, params: PyTree, version: int) -> None:
-        """Give each worker its own."""
-        for worker, (slot, device) in enumerate(zip(self._slots, self._actor_devices, strict=True)):
-            mine = jax.tree.map(lambda x, worker=worker: x[worker], params)
-            slot.put(jax.block_until_ready(jax.device_put(mine, device, may_alias=False)), version)
+    def _partition(self, shapes: LocalSGDState) -> LocalSGDState:
+        split = lambda tree: jax.tree.map(lambda x: self._by_worker, tree)
+        once: Any = P()
+        agent = jax.tree.map(lambda x: P(), shapes.agent)
+        return LocalSGDState(once, once, agent, split(shapes.workers), split(shapes.replay), split(shapes.rollout))
 
-    def chunk(self, state: LocalSGDState, num_updates: int) -> tuple[LocalSGDState, Metrics]:
-        """Do `num_updates` updates, each from a rollout of every worker's newest policy; see `LearnerProgram.chunk`."""
-        state, metrics = super().chunk(state, num_updates)
-        return self._settle(state), metrics
+    def _each(self, tree: PyTree) -> PyTree:
+        """Return a tree once for every worker, [W, ...]."""
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.workers, *x.shape)), tree)
 
-    def _compile_players(self, params: PyTree) -> None:
-        compiled = {device: Compiled(self._acting, params, device) for device in self.devices}
-        self._acting_on = [compiled[device] for device in self._actor_devices]
-        self._settle = jax.jit(self._averaging.settle, donate_argnums=0, out_shardings=self._shardings)
+    def _iterate(self, state: LocalSGDState) -> tuple[LocalSGDState, Metrics, Array]:
+        """Let each worker play with its own policy, then learn."""
+        acting: Any = self.acting  # Fused.
 
-    def _make_threads(self, run_key: Key, seed: int, start: int) -> Sequence[Watched]:
-        share = self._averaging.share.num_envs
-        self._actors, cores = [], OneCore(self.workers)
-        for worker, (compiled, slot) in enumerate(zip(self._acting_on, self._slots, strict=True)):
-            player = partial(HostPlayer, self.env, seed, worker * share, compiled, run_key, cores)
-            pieces: queue.Queue[Piece] = queue.Queue(1)
-            make_player = lambda failures, player=player: player()  # noqa: E731
-            self._actors.append(Actor(worker, make_player, start, slot, pieces, self._stop, lockstep=True))
-        return self._actors
+        def play(agent_state: PyTree, standing: RolloutState) -> Any:
+            params, number = acting.agent.actor(agent_state), state.update
+            following, rollout, stats = acting.play(state.key, number, params, standing, number)
+            return following, rollout.trajectory(), {name: stats[name] for name in episodes.SUMS}
 
-    def _take(self, number: int) -> tuple[list[Piece], int]:
-        return [take(actor.pieces, [self._watches[actor]]) for actor in self._actors], 0
+        following, trajectories, ended = jax.shard_map(
+            jax.vmap(play), mesh=self.mesh, in_specs=self._by_worker, out_specs=self._by_worker, check_vma=False
+        )(state.workers, state.rollout)
+        state, metrics, finite = self._learn(state._replace(rollout=following), trajectories)
+        return state, {**metrics, **jax.tree.map(lambda x: jnp.sum(x, axis=0), ended)}, finite
+
+    def _update(self, state: LocalSGDState, trajectory: Trajectory) -> tuple[LocalSGDState, Metrics]:
+        """Learn from the rollouts of all workers as one, [T, B, ...]."""
+        state, metrics, finite = self._learn(state, self._split(trajectory))
+        return state, {**metrics, "finite": chunk_finite(state.workers, finite)}
+
+    def _learn(self, state: LocalSGDState, trajectories: Trajectory) -> tuple[LocalSGDState, Metrics, Array]:
+        """Let each worker learn from its own trajectory, [W, T, B / W, ...]; average where it is time.
+
+        Returns:
+          the next state, metrics, and [B] whether each environment gave finite numbers only.
+        """
+        agent, learn_key = self.acting.agent, keys.iteration(state.key, state.update).learn
+
+        def work(number: Array, agent_state: PyTree, replay: PyTree, trajectory: Trajectory) -> Any:
+            key = learn_key if self.workers == 1 else jax.random.fold_in(learn_key, number)
+            prepared = prepare(key, agent, agent_state, replay, trajectory, self.sizes.num_lanes)
+            agent_state, prepared, metrics = learn_from(agent, agent_state, prepared)
+            return agent_state, prepared.replay, metrics
+
+        def local(numbers: Array, agents: PyTree, replays: PyTree, trajectories: Trajectory) -> Any:
+            return jax.vmap(work)(numbers, agents, replays, trajectories), _join(trajectories)
+
+        (workers, replay, metrics), trajectory = jax.shard_map(
+            local,
+            mesh=self.mesh,
+            in_specs=self._by_worker,
+            out_specs=(self._by_worker, specs_of("env")),
+            check_vma=False,
+        )(jnp.arange(self.workers), state.workers, state.replay, trajectories)
+
+        workers = jax.vmap(agent.observe, in_axes=(0, None))(workers, trajectory)
+        update = state.update + 1
+        mean, workers, distance = jax.lax.cond(
+            update % self.average_every == 0,
+            self._average,
+            lambda workers: (state.agent, workers, jnp.full((), jnp.nan)),
+            workers,
+        )
+        metrics = {**jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics), "worker_distance": distance}
+        state = LocalSGDState(state.key, update, mean, workers, replay, state.rollout)
+        return state, metrics, rollout_finite(agent, trajectory)
+
+    def _split(self, trajectory: Trajectory) -> Trajectory:
+        """Return a trajectory of all environments, [T, B, ...], as those of the workers, [W, T, B / W, ...]."""
+        number = self.workers // self.mesh.size
+
+        def dealt(axis: int, x: Array) -> Array:
+            return jnp.moveaxis(x.reshape(*x.shape[:axis], number, -1, *x.shape[axis + 1 :]), axis, 0)
+
+        def local(trajectory: Trajectory) -> Trajectory:
+            version = jnp.broadcast_to(trajectory.policy_version, number)
+            return map_envs(dealt, trajectory)._replace(policy_version=version)
+
+        split = jax.shard_map(
+            local, mesh=self.mesh, in_specs=(specs_of("env"),), out_specs=self._by_worker, check_vma=False
+        )
+        dealt_out: Trajectory = split(trajectory)
+        return dealt_out
+
+    def _average(self, workers: PyTree) -> tuple[PyTree, PyTree, Array]:
+        """Return the mean of the workers' States, it again for each of them, and their distance from it."""
+        agent = _mean(workers)
+        return agent, self._each(agent), _distance(workers, agent)
 
     def adopt(self, state: LocalSGDState, agent: PyTree, update: int) -> LocalSGDState:
-        """Return the first state with the agent's State of another run for every worker; see `Program.adopt`."""
-        return self._averaging.spread(super().adopt(state, agent, update), self._shardings)
+        """Return a first state with another run's State of the agent for every worker."""
+        where = jax.tree.map(lambda x: x.sharding, state.workers)
+        state = adopt(state, agent, update)
+        return state._replace(workers=jax.jit(self._each, out_shardings=where)(state.agent))
 
-    def explain(self) -> Explanation:
-        """Say in a table and a drawing who runs where, and how many bytes move in an update."""
-        return _explain(self.devices, self._averaging.shares(), self.bytes_per_update(), self._averaging.average_every)
+    def bytes_moved(self, agent_state: PyTree) -> int:
+        """Return what moves among devices for the averages, spread over all updates; `agent_state` are shapes."""
+        moved = nbytes([x for x in jax.tree.leaves(agent_state) if _averaged(x)]) // self.average_every
+        return moved if self.mesh.size > 1 else 0
 
-    def bytes_per_update(self) -> dict[str, int]:
-        """Return what moves in an update, averages spread over all."""
-        agent_state = self._start_shapes.agent
-        return {
-            **self._acting.bytes_moved(jax.eval_shape(self.agent.actor, agent_state), self.sizes.num_envs),
-            "what workers know": self._averaging.bytes_per_update(agent_state),
-        }
+
+def _settled(state: LocalSGDState) -> LocalSGDState:
+    """Return the state as a chunk hands it over: its `agent` is the mean of what the workers know now."""
+    return state._replace(agent=_mean(state.workers))
+
+
+def _join(trajectories: Trajectory) -> Trajectory:
+    """Return trajectories [W, T, B, ...] as one of all environments, [T, W * B, ...]."""
+
+    def flat(axis: int, x: Array) -> Array:
+        moved = jnp.moveaxis(x, 0, axis)
+        return moved.reshape(*moved.shape[:axis], -1, *moved.shape[axis + 2 :])
+
+    return map_envs(flat, trajectories)._replace(policy_version=trajectories.policy_version[0])
+
+
+def _averaged(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
+
+
+def _mean(workers: PyTree) -> PyTree:
+    """Return the mean of States [W, ...]; what is no number with a fraction is the first worker's."""
+    return jax.tree.map(lambda x: jnp.mean(x, axis=0) if _averaged(x) else x[0], workers)
+
+
+def _distance(workers: PyTree, mean: PyTree) -> Array:
+    """Return the root mean square of what lies between States [W, ...] and their mean."""
+    pairs = [(x, y) for x, y in zip(jax.tree.leaves(workers), jax.tree.leaves(mean), strict=True) if _averaged(x)]
+    return jnp.sqrt(sum((jnp.sum(jnp.square(x - y)) for x, y in pairs), jnp.zeros(())) / sum(x.size for x, _ in pairs))

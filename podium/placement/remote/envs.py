@@ -9,13 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-from podium.host import CheckedHostEnv, HostEnv, HostEnvs
-from podium.placement.engine import Answer, Engine, Handle, resolve_engine, within
-from podium.placement.ray_engine import RayEngine
+from podium.host import CheckedHostEnv, HostEnv, HostEnvFactory
+from podium.placement.remote.engine import Engine, Handle, Reply, resolve_engine, within
+from podium.placement.remote.ray import RayEngine
 from podium.types import EnvSpec, TimeStep
 
 
-def on_ray(envs: HostEnvs, engine: Engine | None = None, step_timeout: float = 60.0) -> HostEnvs:
+def on_ray(envs: HostEnvFactory, engine: Engine | None = None, step_timeout: float = 60.0) -> HostEnvFactory:
     """Return the same task with every batch of environments in a Ray actor: a process of its own.
 
     Actions and observations travel; the placement sees no difference. Evaluation plays in this process.
@@ -37,7 +37,7 @@ def on_ray(envs: HostEnvs, engine: Engine | None = None, step_timeout: float = 6
     return dataclasses.replace(envs, make=make, evaluation=envs.evaluation or envs)
 
 
-def place_envs(envs: HostEnvs, engine: Engine | Literal["threads", "ray"], step_timeout: float) -> HostEnvs:
+def place_envs(envs: HostEnvFactory, engine: Engine | Literal["threads", "ray"], step_timeout: float) -> HostEnvFactory:
     """Return `envs` stepped where the engine of a placement says."""
     where = resolve_engine(engine)
     return on_ray(envs, where, step_timeout) if where.apart else envs
@@ -79,12 +79,12 @@ class _Proxy(CheckedHostEnv):
     def __init__(self, spec: EnvSpec, num_envs: int, handle: Handle, step_timeout: float):
         super().__init__(spec, num_envs)
         self._handle, self._step_timeout = handle, step_timeout
-        self._sent: Answer | None = None
+        self._sent: Reply | None = None
         self._closed = threading.Event()
 
     def _reset(self) -> TimeStep:
         # The first one waits for the process too; the engine bounds how long that may take.
-        self._handle.call("ready", waiting=self._look)
+        self._handle.call("ready", heartbeat=self._look)
         return self._await(self._handle.start("reset"))
 
     def _send(self, action: np.ndarray) -> None:
@@ -94,7 +94,7 @@ class _Proxy(CheckedHostEnv):
         assert self._sent is not None
         return self._await(self._sent)
 
-    def _await(self, answer: Answer) -> TimeStep:
+    def _await(self, answer: Reply) -> TimeStep:
         seconds = self._step_timeout
         late = f"{self._handle.name} has not ended a step for step_timeout={seconds:g} s."
         return answer.result(within(seconds, late, self._look))

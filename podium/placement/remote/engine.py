@@ -1,8 +1,8 @@
-"""Where the fragments of a placement live: objects of this process, or each in a process of its own (see `ray_engine`).
+"""Where the fragments of a placement live: objects of this process, or each in a process of its own (`remote.ray`).
 
-Threads, queues, watches and restarts stay in the process that drives a placement, whatever the engine. What a worker
-thread works with is a *fragment*: an object whose methods take and return trees of arrays and plain values. A thread
-calls it through a `Handle`, and does not see where it is.
+Threads, queues, supervision and restarts stay in the process that drives a placement, whatever the engine. What a
+worker thread works with is a *fragment*: an object whose methods take and return trees of arrays and plain values. A
+thread calls it through a `Handle`, and does not see where it is.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Protocol
+
+from podium.placement.threads.supervision import FatalError, Heartbeat
 
 
 class FragmentError(RuntimeError):
@@ -21,15 +23,15 @@ class LostError(RuntimeError):
     """The process that held a fragment is gone, and the fragment with it; `Handle.restart` makes another."""
 
 
-class EngineError(RuntimeError):
+class EngineError(FatalError):
     """The engine itself is gone, or has no room: nothing can be placed any more."""
 
 
-class Answer(Protocol):
+class Reply(Protocol):
     """A call under way."""
 
-    def result(self, waiting: Callable[[], None]) -> Any:
-        """Wait for what the method returns; `waiting` is called several times a second meanwhile, and may raise.
+    def result(self, heartbeat: Heartbeat) -> Any:
+        """Wait for what the method returns; `heartbeat` is called several times a second meanwhile, and may raise.
 
         Raises:
           FragmentError: the method raised, in another process; in this one it is the error itself.
@@ -48,12 +50,12 @@ class Handle(Protocol):
 
     name: str
 
-    def start(self, method: str, *arguments: Any) -> Answer:
+    def start(self, method: str, *arguments: Any) -> Reply:
         """Begin `fragment.method(*arguments)`; returns at once where the fragment has a process of its own."""
         ...
 
-    def call(self, method: str, *arguments: Any, waiting: Callable[[], None]) -> Any:
-        """Do `fragment.method(*arguments)`; waits and raises as `Answer.result` does."""
+    def call(self, method: str, *arguments: Any, heartbeat: Heartbeat) -> Any:
+        """Do `fragment.method(*arguments)`; waits and raises as `Reply.result` does."""
         ...
 
     def restart(self) -> None:
@@ -101,7 +103,7 @@ class _Here:
     def start(self, method: str, *arguments: Any) -> _Done:
         return _Done(getattr(self._fragment, method)(*arguments))
 
-    def call(self, method: str, *arguments: Any, waiting: Callable[[], None]) -> Any:
+    def call(self, method: str, *arguments: Any, heartbeat: Heartbeat) -> Any:
         return getattr(self._fragment, method)(*arguments)
 
     def restart(self) -> None:
@@ -117,16 +119,16 @@ class _Here:
 class _Done:
     value: Any
 
-    def result(self, waiting: Callable[[], None]) -> Any:
+    def result(self, heartbeat: Heartbeat) -> Any:
         return self.value
 
 
-def within(seconds: float, late: str, waiting: Callable[[], None]) -> Callable[[], None]:
-    """Return what may be called in place of `waiting`: it raises TimeoutError(late) after so many seconds."""
+def within(seconds: float, late: str, heartbeat: Heartbeat) -> Callable[[], None]:
+    """Return what may be called in place of `heartbeat`: it raises TimeoutError(late) after so many seconds."""
     deadline = time.monotonic() + seconds
 
     def look() -> None:
-        waiting()
+        heartbeat()
         if time.monotonic() > deadline:
             raise TimeoutError(late)
 
@@ -142,7 +144,7 @@ def resolve_engine(engine: Engine | Literal["threads", "ray"], field: str = "eng
     if engine == "threads":
         return Threads()
     if engine == "ray":
-        from podium.placement.ray_engine import RayEngine
+        from podium.placement.remote.ray import RayEngine
 
         return RayEngine()
     if isinstance(engine, str) or not hasattr(engine, "place"):

@@ -7,14 +7,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from podium.placement.actors import POLL_SECONDS
+from podium.placement.threads.supervision import POLL_SECONDS, Heartbeat
 
 
 class ReplayTimeout(RuntimeError):
     """A replay that cannot be sampled for too long; the message says why and for how long."""
 
 
-class Limiter:
+class RateLimiter:
     """Blocks the faster of inserting and sampling, as Reverb's limiters do (Cassirer et al. 2021, arXiv 2102.04736).
 
     Once the replay is open, with i items inserted since and s sampled, it holds
@@ -57,7 +57,7 @@ class Limiter:
                 self._open, self._before = True, self.inserted
             self._condition.notify_all()
 
-    def insert(self, items: int, waiting: Callable[[], None]) -> float:
+    def insert(self, items: int, heartbeat: Heartbeat) -> float:
         """Wait until `items` more may be inserted, and count them; returns the seconds waited.
 
         Whoever learns may do other things for as long as it likes (evaluate, write a checkpoint), so this has no limit
@@ -65,24 +65,24 @@ class Limiter:
 
         Args:
           items: to insert.
-          waiting: called every `POLL_SECONDS` meanwhile; may raise, as it does when the run is over.
+          heartbeat: called every `POLL_SECONDS` meanwhile; may raise, as it does when the run is over.
         """
-        fits = lambda: not self._open or self.balance + self.samples_per_insert * items <= self.tolerance  # noqa: E731
+        fits = lambda: not self._open or self.balance + self.samples_per_insert * items <= self.tolerance
         began = time.monotonic()
         while not self._fit(fits):
-            waiting()
+            heartbeat()
         with self._condition:
             self.inserted += items
             self._condition.notify_all()
         return time.monotonic() - began
 
-    def sample(self, items: int, waiting: Callable[[], None]) -> float:
+    def sample(self, items: int, heartbeat: Heartbeat) -> float:
         """Wait until `items` more may be sampled, and count them; see `insert`.
 
         Raises:
           ReplayTimeout: nothing was inserted for as long as `timeout`.
         """
-        fits = lambda: self._open and self.balance - items >= -self.tolerance  # noqa: E731
+        fits = lambda: self._open and self.balance - items >= -self.tolerance
         began = still = time.monotonic()
         seen, said = self.inserted, False
         while not self._fit(fits):
@@ -90,16 +90,16 @@ class Limiter:
             if self.inserted != seen:
                 seen, still = self.inserted, now
             opened = "is open" if self._open else "holds too little to be sampled"
-            story = (
+            state = (
                 f"the replay {opened}, with {self.inserted} items inserted and {self.sampled} sampled; "
                 f"nothing was inserted, to sample from, for {now - still:.0f} s"
             )
             if now - still > self._timeout:
-                raise ReplayTimeout(f"{story}, which is as long as is waited.")
+                raise ReplayTimeout(f"{state}, which is as long as is waited.")
             if now - still > self._timeout / 4 and not said:
                 said = True
-                print(f"{story}.", file=sys.stderr, flush=True)
-            waiting()
+                print(f"{state}.", file=sys.stderr, flush=True)
+            heartbeat()
         with self._condition:
             self.sampled += items
             self._condition.notify_all()

@@ -1,4 +1,4 @@
-"""The replay that stands apart: a fragment holds it, in this process or another, and several threads call it."""
+"""A replay apart: a server holds it, in this process or another, and several threads call it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import jax.numpy as jnp
 
 from podium.agent import Agent, Replay
 from podium.learn import num_updates
-from podium.placement import program
-from podium.placement.actors import ActorError, turn
-from podium.placement.devices import jit
-from podium.placement.engine import Answer, Engine, FragmentError, LostError, within
-from podium.placement.program import Sizes
+from podium.placement.compiled.devices import jit
+from podium.placement.compiled.iteration import replay_of
+from podium.placement.contract import Sizes
+from podium.placement.remote.engine import Engine, FragmentError, LostError, Reply, within
+from podium.placement.threads.supervision import ActorError, Heartbeat, acquired
 from podium.types import Key, PyTree
 
 
@@ -29,7 +29,7 @@ class Drawn(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class StoreFragment:
+class ReplayFunctions:
     """What makes a replay with nothing in it, and compiles it.
 
     Args:
@@ -52,7 +52,7 @@ class StoreFragment:
 
     def empty(self) -> PyTree:
         """Return the replay's state with nothing in it."""
-        return program.empty_replay_of(self.agent, self.sizes, self.plan)
+        return replay_of(self.agent, self.sizes, self.plan)
 
     def drawn(self) -> Drawn:
         """Return what it will give."""
@@ -68,7 +68,7 @@ class StoreFragment:
 class Store:
     """The replay's state, where it lives; one thread at a time may use it."""
 
-    def __init__(self, made_of: StoreFragment, device: jax.Device):
+    def __init__(self, made_of: ReplayFunctions, device: jax.Device):
         replay = made_of.replay
 
         def add(held: PyTree, data: PyTree) -> tuple[PyTree, Any]:
@@ -103,7 +103,7 @@ class Store:
             self._held = self._rank(self._held, *jax.device_put((indices, priorities), self._device))
 
 
-class SharedStore:
+class ReplayServer:
     """A `Store` wherever an engine puts it, for several threads.
 
     Args:
@@ -112,53 +112,53 @@ class SharedStore:
       timeout: seconds that a call may take, once it stands.
     """
 
-    def __init__(self, engine: Engine, fragment: StoreFragment, timeout: float):
+    def __init__(self, engine: Engine, fragment: ReplayFunctions, timeout: float):
         self._handle = engine.place("podium-replay", fragment)
         self._timeout, self._lock = timeout, threading.Lock()
-        self._ranking: Answer | None = None
+        self._ranking: Reply | None = None
         self._stands = False
 
-    def add(self, data: PyTree, waiting: Callable[[], None]) -> bool:
-        """Insert the data of a plan; returns whether the replay can be sampled now. `waiting` as for `Answer.result`.
+    def add(self, data: PyTree, heartbeat: Heartbeat) -> bool:
+        """Insert the data of a plan; returns whether the replay can be sampled now. `heartbeat` as for `Reply.result`.
 
         Raises:
           ActorError: the replay is lost, broken, or hangs; so do the other methods.
         """
-        return bool(self._call("add", data, waiting=waiting))
+        return bool(self._call("add", data, heartbeat=heartbeat))
 
-    def sample(self, key: Key, waiting: Callable[[], None]) -> tuple[PyTree, PyTree]:
+    def sample(self, key: Key, heartbeat: Heartbeat) -> tuple[PyTree, PyTree]:
         """Return a minibatch and where it is from; every ranking that was begun is done before."""
-        drawn: tuple[PyTree, PyTree] = self._call("sample", key, waiting=waiting)
+        drawn: tuple[PyTree, PyTree] = self._call("sample", key, heartbeat=heartbeat)
         return drawn
 
-    def rank(self, indices: PyTree, priorities: Any, waiting: Callable[[], None]) -> None:
+    def rank(self, indices: PyTree, priorities: Any, heartbeat: Heartbeat) -> None:
         """Begin to give what was sampled new priorities; waits for nothing but other threads."""
-        with turn(self._lock, waiting):
-            self._finish(waiting)
+        with acquired(self._lock, heartbeat):
+            self._finish(heartbeat)
             self._ranking = self._handle.start("rank", indices, priorities)
 
     def close(self) -> None:
         """End its process, if it has one."""
         self._handle.close()
 
-    def _call(self, method: str, *arguments: Any, waiting: Callable[[], None]) -> Any:
-        with turn(self._lock, waiting):
-            self._finish(waiting)
+    def _call(self, method: str, *arguments: Any, heartbeat: Heartbeat) -> Any:
+        with acquired(self._lock, heartbeat):
+            self._finish(heartbeat)
             # The engine bounds how long it takes until the fragment stands, which the first call waits for.
-            look = self._within(waiting) if self._stands else waiting
-            answer = self._told(lambda: self._handle.call(method, *arguments, waiting=look))
+            look = self._within(heartbeat) if self._stands else heartbeat
+            answer = self._checked(lambda: self._handle.call(method, *arguments, heartbeat=look))
             self._stands = True
             return answer
 
-    def _finish(self, waiting: Callable[[], None]) -> None:
+    def _finish(self, heartbeat: Heartbeat) -> None:
         if self._ranking is not None:
             ranking, self._ranking = self._ranking, None
-            self._told(lambda: ranking.result(self._within(waiting)))
+            self._checked(lambda: ranking.result(self._within(heartbeat)))
 
-    def _within(self, waiting: Callable[[], None]) -> Callable[[], None]:
-        return within(self._timeout, f"it has not answered for {self._timeout:g} s", waiting)
+    def _within(self, heartbeat: Heartbeat) -> Callable[[], None]:
+        return within(self._timeout, f"it has not answered for {self._timeout:g} s", heartbeat)
 
-    def _told(self, call: Callable[[], Any]) -> Any:
+    def _checked(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
         except (FragmentError, LostError, TimeoutError) as error:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import os
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,24 +15,6 @@ from podium import distributed, xla
 from podium.types import PyTree
 
 Devices = int | Sequence[jax.Device] | None
-
-
-@functools.cache
-def keep_freed_memory(device: jax.Device) -> bool:
-    """For programs on a CPU, let the C library (glibc's) keep freed blocks of up to 1 GiB, up to 2 GiB of them.
-
-    As it comes, it asks the system anew for every block above 32 MiB, and fresh pages cost more than what a program on
-    a CPU computes with them: learning from 64 x 32 frames took 12 to 24 ms of processor time in place of 51 to 75.
-    Variables of the environment that say how memory is kept (MALLOC_*, GLIBC_TUNABLES) are left to say it.
-
-    Returns:
-      whether it does.
-    """
-    if device.platform != "cpu" or any(name == "GLIBC_TUNABLES" or name.startswith("MALLOC_") for name in os.environ):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    threshold_of_maps, threshold_of_trimming = -3, -1  # As <malloc.h> numbers them.
-    return mallopt is not None and mallopt(threshold_of_maps, 2**30) == mallopt(threshold_of_trimming, 2**31 - 1) == 1
 
 
 def request_devices(number: int) -> str | None:
@@ -134,6 +113,14 @@ def resolve_apart(acting: Devices, learning: Devices) -> tuple[list[jax.Device],
     first = acting if apart else 0
     learners = [device for devices in own for device in devices[first : first + learning]]
     return own[distributed.process_id()][:acting], learners
+
+
+def share_devices(number: int, num_envs: int) -> tuple[int | None, int | None]:
+    """Return how many of so many devices act and how many learn, where both divide `num_envs`; None for few."""
+    most = lambda limit: max(n for n in range(1, limit + 1) if num_envs % n == 0)
+    if number < 3:
+        return None, None
+    return most(number - most(number - 1)), most(number - 1)
 
 
 def _resolve_of_each_process(devices: Devices) -> list[jax.Device]:

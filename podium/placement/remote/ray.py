@@ -17,8 +17,8 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import numpy as np
 
-from podium.placement.actors import POLL_SECONDS
-from podium.placement.engine import EngineError, FragmentError, LostError
+from podium.placement.remote.engine import EngineError, FragmentError, LostError
+from podium.placement.threads.supervision import POLL_SECONDS, Heartbeat
 from podium.types import PyTree
 
 LOOK_SECONDS = 1.0
@@ -126,7 +126,7 @@ def _attempt(work: Callable[[], Any]) -> Any:
 
 def to_numpy(tree: PyTree) -> PyTree:
     """Return `tree` with its arrays fetched; typed keys, which NumPy does not know, and other values as they are."""
-    is_plain = lambda x: isinstance(x, jax.Array) and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    is_plain = lambda x: isinstance(x, jax.Array) and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
     leaves, structure = jax.tree.flatten(tree)
     arrays = [leaf for leaf in leaves if is_plain(leaf)]
     fetched = iter(jax.device_get(arrays) if arrays else [])
@@ -167,14 +167,14 @@ class RayHandle:
         self._started = self._actor.started.remote()
         self._made = self._actor.make.remote(self._make)
 
-    def start(self, method: str, *arguments: Any) -> _Answer:
+    def start(self, method: str, *arguments: Any) -> _Reply:
         """Begin a call; see `Handle.start`."""
         with self._translated():
-            return _Answer(self, self._actor.call.remote(method, *map(to_numpy, arguments)))
+            return _Reply(self, self._actor.call.remote(method, *map(to_numpy, arguments)))
 
-    def call(self, method: str, *arguments: Any, waiting: Callable[[], None]) -> Any:
+    def call(self, method: str, *arguments: Any, heartbeat: Heartbeat) -> Any:
         """Do a call; see `Handle.call`."""
-        return self.start(method, *arguments).result(waiting)
+        return self.start(method, *arguments).result(heartbeat)
 
     def restart(self) -> None:
         """Make the fragment anew in another process; see `Handle.restart`."""
@@ -191,19 +191,19 @@ class RayHandle:
             except (self._ray.exceptions.RayError, ValueError):
                 pass
 
-    def wait(self, reference: Any, waiting: Callable[[], None]) -> Any:
+    def wait(self, reference: Any, heartbeat: Heartbeat) -> Any:
         """Return the value behind `reference`, of the actor that stands by then."""
         if not self._stands:
-            self.pid = self._await_start(self._started, "its process has not started", waiting)
-            self._await_start(self._made, "its process runs, but it is not made yet", waiting)
+            self.pid = self._await_start(self._started, "its process has not started", heartbeat)
+            self._await_start(self._made, "its process runs, but it is not made yet", heartbeat)
             self._stands = True
-        return self._get(reference, waiting)
+        return self._get(reference, heartbeat)
 
-    def _await_start(self, reference: Any, what: str, waiting: Callable[[], None]) -> Any:
+    def _await_start(self, reference: Any, what: str, heartbeat: Heartbeat) -> Any:
         deadline = self._began + self._engine.start_timeout
 
         def look() -> None:
-            waiting()
+            heartbeat()
             if time.monotonic() > deadline:
                 raise EngineError(
                     f"{self.name} does not stand after start_timeout={self._engine.start_timeout:g} s: {what}. It asks "
@@ -213,7 +213,7 @@ class RayHandle:
 
         return self._get(reference, look)
 
-    def _get(self, reference: Any, waiting: Callable[[], None]) -> Any:
+    def _get(self, reference: Any, heartbeat: Heartbeat) -> Any:
         while True:
             with self._translated():
                 try:
@@ -225,7 +225,7 @@ class RayHandle:
                     if isinstance(value, _Raised):
                         raise FragmentError(f"{self.name} raised {value.error}, in its process:\n{value.where}")
                     return _own(value)
-            waiting()
+            heartbeat()
             self._head.look()
 
     def _translated(self) -> _Translated:
@@ -242,7 +242,7 @@ class RayHandle:
 
 
 class _Translated:
-    """Turns errors of Ray in its block into those of `podium.placement.engine`."""
+    """Turns errors of Ray in its block into those of `podium.placement.remote.engine`."""
 
     def __init__(self, handle: RayHandle):
         self._handle = handle
@@ -255,15 +255,15 @@ class _Translated:
             raise self._handle.lost(error) from None
 
 
-class _Answer:
+class _Reply:
     """A call of an actor under way."""
 
     def __init__(self, handle: RayHandle, reference: Any):
         self._handle, self._reference = handle, reference
 
-    def result(self, waiting: Callable[[], None]) -> Any:
-        """Wait for the value; see `Answer.result`."""
-        return self._handle.wait(self._reference, waiting)
+    def result(self, heartbeat: Heartbeat) -> Any:
+        """Wait for the value; see `Reply.result`."""
+        return self._handle.wait(self._reference, heartbeat)
 
 
 class Head:
@@ -279,16 +279,16 @@ class Head:
         if time.monotonic() - self._looked < LOOK_SECONDS:
             return
         self._looked = time.monotonic()
-        self.missed = 0 if self._answers() else self.missed + 1
+        self.missed = 0 if self._responds() else self.missed + 1
         if self.missed >= LOOKS:
             raise self._gone()
 
     def require(self) -> None:
         """Raise EngineError if it is not there now: nothing may be asked of Ray then, or it waits for a minute."""
-        if not self._answers():
+        if not self._responds():
             raise self._gone()
 
-    def _answers(self) -> bool:
+    def _responds(self) -> bool:
         host, _, port = self.address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), timeout=2.0).close()

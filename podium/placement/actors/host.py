@@ -1,0 +1,418 @@
+"""Actors of environments on the CPU: groups of them step in threads while others are acted for, step by step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podium import keys
+from podium.agent import Agent, fresh_carry
+from podium.host import HostEnv, HostEnvFactory
+from podium.placement.actors.experience import STATS, Experience, Following, MakeActor, nothing_yet
+from podium.placement.compiled.devices import at, jit
+from podium.placement.compiled.rollouts import Rollout, scaled
+from podium.placement.report import nbytes
+from podium.placement.threads.supervision import Heartbeat, run_together
+from podium.types import Array, EnvSpec, Key, PyTree, TimeStep
+
+
+class StepResult(NamedTuple):
+    """What a step brought, [E]; `next_obs` only where environments reset in the same step, `valid` only elsewhere."""
+
+    reward: Any
+    terminated: Any
+    truncated: Any
+    next_obs: PyTree | None
+    valid: Any | None
+
+
+class Rows(NamedTuple):
+    """A rollout under way, [T, E, ...]: what acting knew and did, and what came of it.
+
+    `obs` has a row more where environments reset in the next step, so that what it holds is also every `next_obs`.
+    """
+
+    obs: PyTree
+    first: Any
+    action: Any
+    extras: PyTree
+    result: StepResult
+
+    def rollout(self, carry: PyTree, end_carry: PyTree, version: Any) -> Rollout:
+        """Return the rollout as it travels, once it has ended."""
+        result = self.result
+        return Rollout(
+            obs=self.obs,
+            action=self.action,
+            reward=result.reward,
+            terminated=result.terminated,
+            truncated=result.truncated,
+            next_obs=result.next_obs,
+            first=self.first,
+            extras=self.extras,
+            carry=carry,
+            end_carry=end_carry,
+            policy_version=version,
+            valid=result.valid,
+        )
+
+
+def rows_of(rollout: Rollout) -> Rows:
+    """Return the rows of a rollout; shapes will do."""
+    brought = rollout.reward, rollout.terminated, rollout.truncated, rollout.next_obs, rollout.valid
+    return Rows(rollout.obs, rollout.first, rollout.action, rollout.extras, StepResult(*brought))
+
+
+@dataclasses.dataclass(frozen=True)
+class HostActing:
+    """The functions of an actor of `num_envs` environments on the CPU, T = `length` steps a rollout.
+
+    The environments form `groups` of E neighbours, which are acted for one by one; their rollout is one.
+    """
+
+    agent: Agent
+    env: HostEnvFactory
+    num_envs: int
+    length: int
+    groups: int = 1
+    on_host: ClassVar[bool] = True
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What describes an environment."""
+        return self.env.spec
+
+    @property
+    def group_size(self) -> int:
+        """Return E."""
+        return self.num_envs // self.groups
+
+    def begin(self, key: Key, index: Array) -> tuple[()]:
+        """Return `()`: the environments stand outside the state of a run."""
+        return ()
+
+    def shapes(self, length: int, num_envs: int) -> Rollout:
+        """Return the shapes of a rollout of so many steps and environments."""
+
+        def play(key: Key) -> Rollout:
+            params = self.agent.actor(self.agent.init(key, self.spec))
+            obs = jax.tree.map(lambda spec: spec.zeros(1), self.spec.obs, is_leaf=lambda x: hasattr(x, "zeros"))
+            carry, yes = fresh_carry(self.agent, self.spec, jnp.arange(1)), jnp.ones(1, bool)
+            output = self.agent.act(jax.random.split(key, 1), params, carry, obs, yes, False)
+            action, extras = jax.tree.map(lambda x: x[None], (output.action, output.extras))
+            in_next = self.env.resets_in_next_step
+            rows = jax.tree.map(lambda x: jnp.stack([x] * (2 if in_next else 1)), obs)
+            result = StepResult(jnp.zeros((1, 1)), yes[None], yes[None], None if in_next else rows, None)
+            result = result._replace(valid=yes[None] if in_next else None)
+            return Rows(rows, yes[None], action, extras, result).rollout(carry, carry, jnp.zeros((), jnp.int32))
+
+        return scaled(jax.eval_shape(play, jax.random.key(0)), length, num_envs)
+
+    def rows(self) -> Rows:
+        """Return the shapes of a rollout under way."""
+        return rows_of(self.shapes(self.length, self.num_envs))
+
+    def carry(self, first_index: Array | int) -> PyTree:
+        """Return the agent's memory at the start, for a group whose environments are numbered from `first_index` on."""
+        return fresh_carry(self.agent, self.spec, first_index + jnp.arange(self.group_size))
+
+    def step_keys(self, run_key: Key, iteration: Array, first_index: Array) -> Key:
+        """Return the keys [T, E] to act with for a group in an iteration: those of a fused rollout."""
+        rollout_key = keys.iteration(run_key, iteration).rollout
+        index = first_index + jnp.arange(self.group_size)
+        start = jnp.zeros(self.group_size, jnp.uint32)
+        return keys.at_times(keys.environment_keys(rollout_key, index), start, self.length)
+
+    def step(
+        self,
+        rows: Rows,
+        params: PyTree,
+        step_keys: Key,
+        time: Array,
+        group: Array,
+        carry: PyTree,
+        obs: PyTree,
+        first: Array,
+        result: StepResult,
+    ) -> tuple[Rows, PyTree, Array]:
+        """Act at `time` for a group, and note beside it the result of the step before."""
+        output = self.agent.act(step_keys[time], params, carry, obs, first, False)
+        rows = Rows(
+            self._put(rows.obs, obs, time, group),
+            self._put(rows.first, first, time, group),
+            self._put(rows.action, output.action, time, group),
+            self._put(rows.extras, output.extras, time, group),
+            # At the start there is no step before; what is written then is written over.
+            self._put(rows.result, result, jnp.maximum(time - 1, 0), group),
+        )
+        return rows, output.carry, output.action
+
+    def end(self, rows: Rows, group: Array, obs: PyTree, result: StepResult) -> Rows:
+        """Note the result of a group's last step."""
+        rows = rows._replace(result=self._put(rows.result, result, self.length - 1, group))
+        in_next = self.env.resets_in_next_step
+        return rows._replace(obs=self._put(rows.obs, obs, self.length, group)) if in_next else rows
+
+    def _put(self, rows: PyTree, values: PyTree, time: Array | int, group: Array) -> PyTree:
+        def put(rows: Array, values: Array) -> Array:
+            return jax.lax.dynamic_update_slice(rows, values[None], (time, first, *[0] * (rows.ndim - 2)))
+
+        first = group * self.group_size
+        return jax.tree.map(put, rows, values)
+
+    def finish(self, rows: Rows, carry: Sequence[PyTree], end_carry: Sequence[PyTree], version: Array) -> Rollout:
+        """Return the rollout as it travels, given what each group remembered."""
+        join = lambda each: jax.tree.map(lambda *x: jnp.concatenate(x), *each)
+        return rows.rollout(join(carry), join(end_carry), version)
+
+    def compile(self, params: PyTree, device: jax.Device, keeps: bool = False) -> MakeActor:
+        """Compile for a device, and return what makes actors there; `keeps` is for actors that can play again."""
+        compiled = CompiledHostActing(self, params, device)
+
+        def make(run_key: Key, seed: int, first_index: int, standing: Any = None) -> HostActor:
+            return HostActor(compiled, run_key, seed, first_index)
+
+        return make
+
+    def in_python(self, params: PyTree, device: jax.Device) -> MakeActor:
+        """Return what makes actors whose loops are Python's: all actors on the host are."""
+        return self.compile(params, device)
+
+    def bytes_moved(self, params: PyTree, num_envs: int) -> dict[str, int]:
+        """Return what goes up to the device and comes down from it in a rollout of so many environments."""
+        step = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.rows())
+        parts, length = num_envs // self.num_envs, self.length
+        return {
+            # What the last step returned goes up twice: into the rollout that ends, and into the one that begins.
+            "observations": parts * ((length + 1) * nbytes((step.obs, step.result)) + length * nbytes(step.first)),
+            "actions": parts * length * nbytes(step.action),
+        }
+
+
+class CompiledHostActing:
+    """`HostActing` compiled for one device."""
+
+    def __init__(self, acting: HostActing, params: PyTree, device: jax.Device):
+        self.acting = acting
+        rows, params = acting.rows(), at(params, device)
+        row = jax.tree.map(lambda x: jax.ShapeDtypeStruct((acting.group_size, *x.shape[2:]), x.dtype), rows)
+        number, key = jax.ShapeDtypeStruct((), np.int32), jax.eval_shape(lambda: jax.random.key(0))
+        carry = jax.eval_shape(acting.carry, number)
+        step_keys = jax.eval_shape(acting.step_keys, key, number, number)
+        blank = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), rows)
+        self.step_keys = jit(acting.step_keys, device).lower(*at((key, number, number), device)).compile()
+        self.blank = jit(blank, device).lower().compile()
+        self.carry = jit(acting.carry, device).lower(at(number, device)).compile()
+        step = at((rows, params, step_keys, number, number, carry, row.obs, row.first, row.result), device)
+        self.step = jit(acting.step, device, (0,)).lower(*step).compile()
+        self.end = jit(acting.end, device, (0,)).lower(*at((rows, number, row.obs, row.result), device)).compile()
+        carries = [carry] * acting.groups
+        self.finish = jit(acting.finish, device, (0,)).lower(*at((rows, carries, carries, number), device)).compile()
+
+
+def result_of(timestep: TimeStep, resets_in_next_step: bool) -> StepResult:
+    """Return the part of a TimeStep that goes into a rollout."""
+    if (timestep.valid is None) == resets_in_next_step:
+        raise ValueError(
+            "a host environment's TimeStep.valid must be None in every step where it resets in the same step, and an "
+            "array in every step where it resets in the next; HostEnvFactory says "
+            f"resets_in_next_step={resets_in_next_step}."
+        )
+    next_obs = None if resets_in_next_step else timestep.next_obs
+    return StepResult(timestep.reward, timestep.terminated, timestep.truncated, next_obs, timestep.valid)
+
+
+class EnvBatch:
+    """One batch of environments between steps: where it stands, and its episodes so far.
+
+    Attributes:
+      env: the batch.
+      obs: to act on next.
+      first: [E], whether `obs` begins an episode.
+      result: of the last step.
+    """
+
+    def __init__(self, env: HostEnv, resets_in_next_step: bool):
+        self.env, self._next_step = env, resets_in_next_step
+        timestep = env.reset()
+        self.obs = timestep.obs
+        self.first = np.ones(env.num_envs, bool)
+        self.result = result_of(timestep, self._next_step)
+        self._return = np.zeros(env.num_envs)
+        self._length = np.zeros(env.num_envs)
+
+    def receive(self, stats: dict[str, float]) -> None:
+        """Wait for the step that was sent; count the episodes that ended."""
+        timestep = self.env.recv()
+        self.result = result_of(timestep, self._next_step)
+        self.obs = timestep.obs
+        reward, last = timestep.info.get("raw_reward", timestep.reward), np.asarray(timestep.last)
+        end = timestep.info.get("episode_end", last)
+        if timestep.valid is None:
+            self.first, steps = last, self.env.num_envs
+            self._return += reward
+            self._length += 1
+        else:
+            valid = np.asarray(timestep.valid)
+            # After a lost life the next row is real at once; after an end that is none, and the one after it is.
+            self.first, steps = ~valid | last, int(valid.sum())
+            self._return += np.where(valid, reward, 0)
+            self._length += valid
+            end = end & valid
+        stats["valid_steps"] += steps
+        if not end.any():  # Most of the time; what follows takes as long as all before it.
+            return
+        stats["episodes"] += float(end.sum())
+        stats["episode_return_sum"] += self._return[end].sum()
+        stats["episode_length_sum"] += self._length[end].sum()
+        self._return[end] = 0
+        self._length[end] = 0
+
+
+class RolloutBuffer:
+    """A rollout under way, of groups that act and step each in a thread of its own.
+
+    Args:
+      compiled: functions to act with.
+
+    Attributes:
+      rows: of all groups; a step of one group uses them up and returns others, so it holds `lock`.
+      carry: the agent's memory where each group began the rollout.
+      end_carry: the agent's memory where each group ended the rollout.
+    """
+
+    def __init__(self, compiled: CompiledHostActing):
+        self.rows: Rows = compiled.blank()
+        self.lock = threading.Lock()
+        self.carry: list[PyTree] = [None] * compiled.acting.groups
+        self.end_carry: list[PyTree] = [None] * compiled.acting.groups
+
+
+class ActingGroup(EnvBatch):
+    """A batch of environments that is acted for, rollout after rollout.
+
+    Args:
+      env: the batch.
+      number: of this group, among the groups whose rollout is one.
+      first_index: global number of the first environment.
+      compiled: functions to act with.
+
+    Attributes:
+      buffer: of the rollout that it has begun and not ended, if any.
+    """
+
+    def __init__(self, env: HostEnv, number: int, first_index: int, compiled: CompiledHostActing):
+        super().__init__(env, compiled.acting.env.resets_in_next_step)
+        self.buffer: RolloutBuffer | None = None
+        self._number, self._first_index, self._compiled = number, first_index, compiled
+        self._carry = compiled.carry(np.int32(first_index))
+
+    def begin(self, buffer: RolloutBuffer, run_key: Key, iteration: int) -> None:
+        """Begin a rollout."""
+        self.buffer, self._time = buffer, 0
+        self._step_keys = self._compiled.step_keys(run_key, np.int32(iteration), np.int32(self._first_index))
+        buffer.carry[self._number] = self._carry
+
+    def act(self, params: PyTree, stats: dict[str, float]) -> None:
+        """Act, and let the environments step."""
+        assert self.buffer is not None
+        began, place = time.perf_counter(), (np.int32(self._time), np.int32(self._number))
+        with self.buffer.lock:
+            self.buffer.rows, self._carry, action = self._compiled.step(
+                self.buffer.rows, params, self._step_keys, *place, self._carry, self.obs, self.first, self.result
+            )
+        self._time += 1
+        self.env.send(np.asarray(action))
+        stats["inference_seconds"] += time.perf_counter() - began
+
+    def wait(self, stats: dict[str, float], heartbeat: Heartbeat) -> None:
+        """Wait for the step."""
+        began = time.perf_counter()
+        self.receive(stats)
+        stats["env_seconds"] += time.perf_counter() - began
+        heartbeat()
+
+    def end(self) -> None:
+        """End the rollout."""
+        assert self.buffer is not None
+        with self.buffer.lock:
+            self.buffer.rows = self._compiled.end(self.buffer.rows, np.int32(self._number), self.obs, self.result)
+        self.buffer.end_carry[self._number] = self._carry
+        self.buffer = None
+
+
+class HostActor:
+    """An `Actor` of environments on the CPU, in groups with a thread each: one steps while another is acted for.
+
+    Args:
+      compiled: functions to act with, on some device.
+      run_key: of the run.
+      seed: of the environments' randomness.
+      first_index: global number of the first environment.
+    """
+
+    def __init__(self, compiled: CompiledHostActing, run_key: Key, seed: int, first_index: int):
+        self.standing = ()
+        self._compiled, self._run_key = compiled, run_key
+        self._groups: list[ActingGroup] = []
+        self._begun: RolloutBuffer | None = None
+        acting = compiled.acting
+        size = acting.group_size
+        try:
+            for number in range(acting.groups):
+                index = first_index + number * size
+                self._groups.append(ActingGroup(acting.env.make(size, seed, index), number, index, compiled))
+        except BaseException:
+            self.close()
+            raise
+
+    def play(
+        self,
+        params: PyTree,
+        version: int,
+        iteration: int,
+        heartbeat: Heartbeat,
+        following: Following = nothing_yet,
+    ) -> Experience:
+        """Play one rollout; see `Actor.play`. No group waits for the last steps of the others to begin the next."""
+        buffer, self._begun = self._begun or RolloutBuffer(self._compiled), None
+        ask = functools.cache(following)  # Once, for all groups.
+
+        def play(group: ActingGroup, heartbeat: Heartbeat) -> dict[str, float]:
+            stats = dict.fromkeys(STATS, 0.0)
+            if group.buffer is None:
+                group.begin(buffer, self._run_key, iteration)
+                group.act(params, stats)
+            for _ in range(1, self._compiled.acting.length):
+                group.wait(stats, heartbeat)
+                group.act(params, stats)
+            group.wait(stats, heartbeat)
+            group.end()
+            with buffer.lock:
+                ahead = ask()
+                if ahead is not None and self._begun is None:
+                    self._begun = RolloutBuffer(self._compiled)
+            if self._begun is not None:
+                group.begin(self._begun, self._run_key, iteration + 1)
+                group.act(ahead, stats)
+            return stats
+
+        all_stats = run_together([functools.partial(play, group) for group in self._groups], heartbeat)
+        rollout = self._compiled.finish(buffer.rows, buffer.carry, buffer.end_carry, np.int32(version))
+        stats = {name: sum(each[name] for each in all_stats) for name in STATS}
+        # Those of a thread: all groups take theirs at the same time.
+        seconds = {name: stats[name] / len(all_stats) for name in ("env_seconds", "inference_seconds")}
+        return Experience(rollout, version, stats | seconds)
+
+    def close(self) -> None:
+        """Release the environments."""
+        for group in self._groups:
+            group.env.close()

@@ -1,0 +1,1 @@
+"""What is compiled: devices, iterations, chunks of them, rollouts, learners, gradients. No thread, queue or process."""

@@ -1,0 +1,147 @@
+"""A loop that is one compiled function: up to so many iterations over a mesh of devices, with nothing on the host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from podium import distributed, xla
+from podium.networks import batch_over
+from podium.placement.compiled.iteration import chunk_finite, run_once
+from podium.placement.contract import Sizes
+from podium.types import Array, Key, Metrics
+
+Iterate = Callable[[Any], tuple[Any, Metrics, Array]]
+"""`(state) -> (state, metrics, [B] whether each environment gave finite numbers only)`."""
+
+
+class CompiledLoop:
+    """A `Loop` whose chunk is one compiled, donated function.
+
+    Args:
+      start: `(key) -> state`, the first one.
+      partition: `(shapes of the state) -> a PartitionSpec for every leaf`.
+      iterate: one iteration.
+      mesh: of the devices.
+      sizes: of the run.
+      max_updates: iterations that a chunk may have.
+      settle: `(state) -> state` as a chunk hands it over: `state.agent` is the agent's State then.
+      spread: makes of the chunk of one seed that of all that run at once.
+      shares_batch: whether the batch lies along the mesh, so that gradients are summed over it.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[Key], Any],
+        partition: Callable[[Any], Any],
+        iterate: Iterate,
+        mesh: Mesh,
+        sizes: Sizes,
+        max_updates: int,
+        *,
+        settle: Callable[[Any], Any] = lambda state: state,
+        spread: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda chunk: chunk,
+        shares_batch: bool = False,
+    ):
+        self.mesh, self.sizes, self.max_updates = mesh, sizes, max_updates
+        self.compile_seconds = 0.0
+        self.start, self._iterate, self._settle, self._spread = start, iterate, settle, spread
+        self._batch_mesh = mesh if shares_batch else None
+        self._shapes = jax.eval_shape(start, jax.random.key(0))
+        self.shardings = jax.tree.map(
+            lambda spec: NamedSharding(mesh, spec), partition(self._shapes), is_leaf=lambda x: isinstance(x, P)
+        )
+        self._lowered: Any = None
+        self._compiled: Any = None
+
+    def init(self, seed: int) -> Any:
+        """Return the first state."""
+        return run_once(self.start, self.shardings)(jax.random.key(seed))
+
+    def abstract_state(self) -> Any:
+        """Return the state's shapes, dtypes and shardings."""
+        place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+        return jax.tree.map(place, self._shapes, self.shardings)
+
+    def _chunk(self, state: Any, num_updates: Array) -> tuple[Any, Metrics]:
+        """Iterate `num_updates` times; a count known only at run time, so that no length compiles anew."""
+        with batch_over(self._batch_mesh):
+            # Traced once, for the shapes of its metrics and for the loop.
+            iterate = jax.jit(self._iterate, inline=True)
+            shapes = jax.eval_shape(iterate, state)[1]
+            metrics = jax.tree.map(lambda x: jnp.zeros((self.max_updates, *x.shape), x.dtype), shapes)
+
+            def body(i: Array, carry: tuple[Any, Metrics, Array]) -> tuple[Any, Metrics, Array]:
+                state, metrics, finite = carry
+                state, new, new_finite = iterate(state)
+                put = lambda rows, row: jax.lax.dynamic_update_index_in_dim(rows, row, i, 0)
+                return state, jax.tree.map(put, metrics, new), finite & new_finite
+
+            begin = state, metrics, jnp.ones(self.sizes.num_envs, bool)
+            state, metrics, finite = jax.lax.fori_loop(0, num_updates, body, begin)
+        state = self._settle(state)
+        return state, {**metrics, "finite": chunk_finite(state.agent, finite)}
+
+    def lower(self) -> None:
+        """Trace the chunk, once, without compiling it."""
+        if self._lowered is not None:
+            return
+        began = time.perf_counter()
+        # Said only where it matters: metrics must lie whole in every process.
+        everywhere = None if distributed.num_processes() == 1 else NamedSharding(self.mesh, P())
+        chunk = jax.jit(
+            self._spread(self._chunk),
+            donate_argnums=0,
+            in_shardings=(self.shardings, None),
+            out_shardings=(self.shardings, everywhere),
+        )
+        self._lowered = chunk.lower(self.abstract_state(), jax.ShapeDtypeStruct((), jnp.int32))
+        self.compile_seconds += time.perf_counter() - began
+
+    def compile(self, options: dict[str, Any] | None = None) -> None:
+        """Trace and compile, once; `options` for the compiler are those that suit the devices where they are None."""
+        if self._compiled is not None:
+            return
+        self.lower()
+        began = time.perf_counter()
+        devices = list(self.mesh.devices.flat)
+        chosen = {**(options or xla.options(devices[0]) or {}), **(xla.in_one_order(devices) or {})}
+        self._compiled = self._lowered.compile(chosen or None)
+        self.compile_seconds += time.perf_counter() - began
+
+    def chunk(self, state: Any, num_updates: int) -> tuple[Any, Metrics]:
+        """Do `num_updates` (at most `max_updates`) iterations; consumes `state`.
+
+        Returns:
+          the next state, and metrics as NumPy: [num_updates] each ([num_updates, seeds] for several), and "finite",
+          [2] ([seeds, 2]): of the agent's state at the end, and of all rewards and observations.
+        """
+        if not 1 <= num_updates <= self.max_updates:
+            raise ValueError(f"num_updates={num_updates} must lie between 1 and max_updates={self.max_updates}.")
+        self.compile()
+        state, metrics = self._compiled(state, np.int32(num_updates))
+        # Waiting here bounds the work in flight: on CPU many unwaited collectives can deadlock.
+        fetched = jax.device_get(jax.block_until_ready(metrics))
+        finite = fetched.pop("finite")
+        rows = {k: (v[:num_updates] if self.sizes.seeds == 1 else v[:, :num_updates].T) for k, v in fetched.items()}
+        return state, {**rows, "finite": finite}
+
+    def compiled_text(self) -> str:
+        """Return the optimised program as text, to see what is communicated."""
+        self.compile()
+        return str(self._compiled.as_text())
+
+    def memory_analysis(self) -> Any:
+        """Return XLA's account of the program's memory."""
+        self.compile()
+        return self._compiled.memory_analysis()
+
+    def close(self) -> None:
+        """Do nothing: all of it ran in the caller's thread."""

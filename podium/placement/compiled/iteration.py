@@ -1,0 +1,121 @@
+"""One iteration as pure functions: how a run starts, which lanes it has, and whether its numbers are finite."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from podium import keys
+from podium.agent import Agent, Plan
+from podium.learn import choose_lanes, num_updates, plan_divides, why_not_divides
+from podium.placement.compiled.rollouts import Acting, zeros
+from podium.placement.contract import RunState, Sizes
+from podium.types import Array, EnvSpec, Key, PyTree, Trajectory
+
+SMALL = 2**16
+"""Numbers in an array that `all_finite` may copy."""
+
+
+def start(key: Key, acting: Acting, sizes: Sizes) -> RunState:
+    """Return the first state of one seed."""
+    roots = keys.roots(key)
+    state = acting.agent.init(roots.agent, acting.spec)
+    rollout = acting.begin(roots.env, jnp.arange(sizes.num_envs))
+    return RunState(roots.run, jnp.zeros((), jnp.int32), state, empty_replay(acting, sizes), rollout)
+
+
+def empty_replay(acting: Acting, sizes: Sizes) -> PyTree:
+    """Return the agent's replay with nothing in it, or `()`."""
+    return () if acting.agent.replay is None else replay_of(acting.agent, sizes, plan_shapes(acting, 1, 1))
+
+
+def replay_of(agent: Agent, sizes: Sizes, plan: Plan) -> PyTree:
+    """Return the agent's replay with nothing in it, for the data of such plans; shapes will do."""
+    assert agent.replay is not None
+    item = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), plan.data)
+    return agent.replay.init(item, sizes.num_envs, sizes.num_lanes, sizes.rollout_length)
+
+
+def plan_shapes(acting: Acting, length: int, num_envs: int) -> Plan:
+    """Return the shapes of what the agent plans for a rollout of so many steps and environments."""
+
+    def plan(key: Key) -> Plan:
+        trajectory = zeros(acting.shapes(length, num_envs)).trajectory()
+        return acting.agent.plan(key, acting.agent.init(key, acting.spec), trajectory)
+
+    return jax.eval_shape(plan, jax.random.key(0))
+
+
+def resolve_lanes(
+    acting: Acting, num_envs: int, rollout_length: int, num_devices: int = 1, requested: int | None = None
+) -> int:
+    """Choose the lanes for these sizes; see `podium.learn.choose_lanes`."""
+    agent, plan = acting.agent, plan_shapes(acting, rollout_length, num_envs)
+    if agent.replay is not None:
+        num_updates(agent.replay, plan)  # Refuses a number that is not whole.
+    return choose_lanes(
+        num_envs,
+        num_devices,
+        requested,
+        divides=lambda lanes: plan_divides(agent, plan, lanes),
+        refusal=lambda name, lanes: why_not_divides(agent, plan, name, lanes),
+    )
+
+
+def episode_seed(seed: int | None, run_key: Key, update: int) -> int:
+    """Return the seed of episodes that begin after so many updates, outside the state of a run.
+
+    Those of a run that resumes are not those it began with: `seed` is the run's where it was begun here, else None.
+    """
+    if seed is not None and update == 0:
+        return seed
+    return int(jax.random.randint(jax.random.fold_in(run_key, update), (), 0, 2**31 - 1))
+
+
+def params_shapes(agent: Agent, spec: EnvSpec) -> PyTree:
+    """Return the shapes of the parameters that act."""
+    return jax.eval_shape(lambda key: agent.actor(agent.init(key, spec)), jax.random.key(0))
+
+
+def run_once(function: Callable[..., Any], out_shardings: Any) -> Any:
+    """Return `function` jitted for a single call: on CPU compiling takes half the time, and running some more."""
+    return jax.jit(function, out_shardings=out_shardings, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def rollout_finite(agent: Agent, trajectory: Trajectory) -> Array:
+    """Return [B], whether every reward of an environment is finite, and where there is a replay every observation.
+
+    What a replay stores comes from these, so that no replay need ever be read as a whole; without one, what is not
+    finite in an observation shows in the agent's state at once. One answer an environment keeps devices apart until the
+    end of a chunk.
+    """
+    seen = () if agent.replay is None else (trajectory.obs, trajectory.next_obs)
+    leaves = _floating((trajectory.reward, seen))
+    return functools.reduce(jnp.logical_and, [jnp.isfinite(x).all((0, *range(2, x.ndim))) for x in leaves])
+
+
+def chunk_finite(agent_state: PyTree, envs_finite: Array) -> Array:
+    """Return what a chunk says as "finite", [2]: of the agent's State, and of all that the environments [B] gave."""
+    return jnp.stack([all_finite(agent_state), envs_finite.all()])
+
+
+def all_finite(tree: PyTree) -> Array:
+    """Return a bool scalar, whether every number in `tree` is finite.
+
+    Small arrays of one type are looked at as one, because a CPU compiles each loop for as long as a large one's.
+    """
+    floating = _floating(tree)
+    small: dict[Any, list[Array]] = {}
+    for x in floating:
+        if x.size <= SMALL:
+            small.setdefault(x.dtype, []).append(x.ravel())
+    looked_at = [x for x in floating if x.size > SMALL] + [jnp.concatenate(arrays) for arrays in small.values()]
+    return functools.reduce(jnp.logical_and, [jnp.isfinite(x).all() for x in looked_at], jnp.ones((), bool))
+
+
+def _floating(tree: PyTree) -> list[Array]:
+    return [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]

@@ -1,0 +1,109 @@
+"""Learning from minibatches that a replay apart gives: planning what goes into it, and one gradient step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from podium import xla
+from podium.networks import batch_over
+from podium.placement.compiled.devices import jit
+from podium.placement.compiled.iteration import rollout_finite
+from podium.placement.compiled.learner import Learner, start_apart
+from podium.placement.compiled.rollouts import Acting, Rollout
+from podium.placement.contract import RunState, Sizes
+from podium.types import Key, Metrics, PyTree, Trajectory
+
+
+def observer_of(acting: Acting, sizes: Sizes, devices: Sequence[jax.Device]) -> Learner:
+    """Return a learner whose updates only observe rollouts; gradients come from minibatches. Nothing is donated."""
+    agent = acting.agent
+
+    def partition(shapes: RunState) -> RunState:
+        return jax.tree.map(lambda x: P(), shapes)
+
+    def update(state: RunState, trajectory: Trajectory) -> tuple[RunState, Metrics]:
+        finite = rollout_finite(agent, trajectory).all()
+        return state._replace(agent=agent.observe(state.agent, trajectory)), {"finite": finite}
+
+    shapes = acting.shapes(sizes.rollout_length, sizes.num_envs)
+    start = lambda key: start_apart(key, acting, sizes, with_replay=False)
+    return Learner(agent, sizes, devices, shapes, start, partition, update, donate=False)
+
+
+class MinibatchSteps:
+    """What a replay apart is filled by and learnt from.
+
+    Args:
+      learner: `observer_of` the run.
+      minibatch: shapes of one.
+      planner: device that plans what is inserted.
+    """
+
+    def __init__(self, learner: Learner, minibatch: PyTree, planner: jax.Device):
+        self.planner, self.compile_seconds = planner, 0.0
+        self._learner, self._minibatch = learner, minibatch
+        self._lowered: Any = None
+        self._compiled: Any = None
+
+    def lower(self) -> None:
+        """Trace, once, without compiling."""
+        if self._lowered is not None:
+            return
+        began, learner = time.perf_counter(), self._learner
+        key, mesh = jax.eval_shape(lambda: jax.random.key(0)), learner.mesh
+        agent = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), learner.state_shapes.agent)
+        everywhere, held = NamedSharding(mesh, P()), learner.shardings.agent
+        self._along = jax.tree.map(lambda x: NamedSharding(mesh, P("env")), self._minibatch)
+        # The inserter plans by the newest State, whenever it likes: nothing is donated.
+        step = jax.jit(
+            self._step, in_shardings=(held, everywhere, self._along), out_shardings=(held, everywhere, everywhere)
+        )
+        plan = jit(self._plan, self.planner).lower(key, agent, learner.rollout_shapes)
+        self._lowered = step.lower(agent, key, self._minibatch), plan
+        self._metrics = jax.eval_shape(self._step, agent, key, self._minibatch)[1]
+        self.compile_seconds += time.perf_counter() - began
+
+    def compile(self) -> None:
+        """Trace and compile, once."""
+        if self._compiled is None:
+            self.lower()
+            began = time.perf_counter()
+            step, plan = self._lowered
+            self._compiled = step.compile(xla.in_one_order(self._learner.devices)), plan.compile()
+            self.compile_seconds += time.perf_counter() - began
+
+    def plan(self, key: Key, agent: PyTree, rollout: Rollout) -> PyTree:
+        """Return the data that go into the replay, planned where the rollout is, so that the State travels nowhere."""
+        return self._compiled[1](*jax.device_put((key, agent), self.planner), rollout)
+
+    def step(self, agent: PyTree, key: Key, minibatch: PyTree) -> tuple[PyTree, Metrics, Any]:
+        """Take and apply a gradient; returns the State, its metrics, and new priorities."""
+        stepped: tuple[PyTree, Metrics, Any] = self._compiled[0](agent, key, jax.device_put(minibatch, self._along))
+        return stepped
+
+    def mean(self, rows: Sequence[Metrics]) -> dict[str, np.ndarray]:
+        """Return the mean over gradient steps; NaN where there were none, which the host loop leaves out."""
+        if not rows:
+            return {name: np.full(x.shape, np.nan, np.float32) for name, x in self._metrics.items()}
+        return {name: np.mean([np.array(row[name]) for row in rows], axis=0) for name in rows[0]}
+
+    def gradient(self) -> PyTree:
+        """Return the shapes of a gradient."""
+        agent, state = self._learner.agent, self._learner.state_shapes.agent
+        return jax.eval_shape(agent.grad, jax.random.key(0), state, self._minibatch)[0]
+
+    def _plan(self, key: Key, state: PyTree, rollout: Rollout) -> PyTree:
+        return self._learner.agent.plan(key, state, rollout.trajectory()).data
+
+    def _step(self, state: PyTree, key: Key, minibatch: PyTree) -> tuple[PyTree, Metrics, Any]:
+        agent = self._learner.agent
+        with batch_over(self._learner.mesh):
+            grads, aux = agent.grad(key, state, minibatch)
+        return agent.apply(state, grads), aux.metrics, aux.priorities

@@ -1,0 +1,337 @@
+"""The contract of placements: a `Placement` turns agent and environment into a `Program`, which says what it is.
+
+A program has one `Loop`, which trains: one compiled function (`compiled.chunk`), or a loop in Python over actors and a
+learner. Everything that differs between programs and that others ask for is a value here: nobody looks at classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podium import distributed
+from podium.agent import Agent, check_fields, nearest_multiples
+from podium.env import Env
+from podium.host import HostEnvFactory
+from podium.placement.report import Report
+from podium.rollout import RolloutState
+from podium.tally import OF_EPISODES, Addition
+from podium.types import Array, Key, Metrics, PyTree
+
+ACTING: Mapping[str, Addition] = {
+    **OF_EPISODES,
+    "valid_steps": "sum",
+    "env_seconds": "sum",
+    "inference_seconds": "sum",
+}
+"""What is counted where actors play apart from the learner."""
+
+EPISODES_RESTART = "episodes restart (environments on the CPU save no state)"
+"""What resuming loses where environments stand outside the state of a run."""
+
+
+class RunState(NamedTuple):
+    """Everything a run is, and all that a checkpoint holds.
+
+    Attributes:
+      key: of the run; every iteration's keys are folded from it and `update`.
+      update: int32, iterations done.
+      agent: the agent's State.
+      replay: the replay's state, or `()`.
+      rollout: where the environments stand; `()` where they run outside the state.
+    """
+
+    key: Key
+    update: Array
+    agent: PyTree
+    replay: PyTree
+    rollout: RolloutState | Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """How much runs at once: environments, steps an iteration, independent seeds, lanes."""
+
+    num_envs: int
+    rollout_length: int
+    seeds: int
+    num_lanes: int
+
+    @property
+    def steps_per_update(self) -> int:
+        """Environment steps of one iteration of one seed."""
+        return self.num_envs * self.rollout_length
+
+
+class Asked(NamedTuple):
+    """What a program is asked for; the arguments of `Placement.build`."""
+
+    num_envs: int
+    rollout_length: int
+    seeds: int
+    num_lanes: int | None
+    max_updates: int
+
+
+class Loop(Protocol):
+    """What trains: states in, states out."""
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds spent in tracing and compiling so far."""
+        ...
+
+    def init(self, seed: int) -> Any:
+        """Return the first state."""
+        ...
+
+    def abstract_state(self) -> Any:
+        """Return the state's shapes, dtypes and shardings, to restore a checkpoint into."""
+        ...
+
+    def lower(self) -> None:
+        """Trace, once, so that `compile` need not, and may run in another thread."""
+        ...
+
+    def compile(self) -> None:
+        """Compile, once, so that the first chunk does not."""
+        ...
+
+    def chunk(self, state: Any, num_updates: int) -> tuple[Any, Metrics]:
+        """Do `num_updates` iterations, at most the `max_updates` that the program was built for; consumes `state`.
+
+        Returns:
+          the next state, and metrics as NumPy: [num_updates, ...] each, but for "finite", [..., 2]: whether the agent's
+          State is finite at the end, and whether every reward and observation of the chunk was.
+
+        Raises:
+          ActorError: a thread of the run died or hung.
+        """
+        ...
+
+    def close(self) -> None:
+        """End what runs beside the caller's thread; the loop is not used afterwards."""
+        ...
+
+
+def put_like(new: PyTree, old: PyTree) -> PyTree:
+    """Return the numbers of `new` placed as those of `old` are."""
+    return jax.tree.map(lambda new, old: distributed.put(jnp.asarray(new), old.sharding), new, old)
+
+
+def adopt(state: Any, agent: PyTree, update: int) -> Any:
+    """Return a first state with another run's State of the agent, and as if it had come to `update`."""
+    done = put_like(np.asarray(update, np.int32), state.update)
+    return state._replace(update=done, agent=put_like(agent, state.agent))
+
+
+@dataclasses.dataclass(eq=False)
+class Program:
+    """A training program: what a placement makes of one agent, one environment and one set of sizes.
+
+    Attributes:
+      agent: that is trained.
+      env: that it is trained in.
+      sizes: of the run.
+      devices: that learn.
+      loop: that trains.
+      layout: names the placement and the form of its state, for checkpoints: equal names, equal forms.
+      moves: returns the bytes that move in an update, by the name of what moves.
+      report: `(moves) -> Report`.
+      additions: how every metric that the program itself makes adds up over the updates of a row; the agent's own
+        metrics are means.
+      whole_episodes: whether an iteration is whole episodes, which `rollout_length` bounds.
+      resume_loses: what a resumed run does not get back, a clause for people; "" where resuming is exact.
+      adopt: `(first state, agent's State of another run, its update) -> state` to train on from there.
+    """
+
+    agent: Agent
+    env: Env | HostEnvFactory
+    sizes: Sizes
+    devices: Sequence[jax.Device]
+    loop: Loop
+    layout: str
+    moves: Callable[[], dict[str, int]]
+    report: Callable[[Mapping[str, int]], Report]
+    additions: Mapping[str, Addition] = dataclasses.field(default_factory=lambda: OF_EPISODES)
+    whole_episodes: bool = False
+    resume_loses: str = ""
+    adopt: Callable[[Any, PyTree, int], Any] = adopt
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds spent in tracing and compiling so far."""
+        return self.loop.compile_seconds
+
+    def init(self, seed: int) -> Any:
+        """Return the first state."""
+        return self.loop.init(seed)
+
+    def abstract_state(self) -> Any:
+        """Return the state's shapes, dtypes and shardings; see `Loop.abstract_state`."""
+        return self.loop.abstract_state()
+
+    def lower(self) -> None:
+        """Trace; see `Loop.lower`."""
+        self.loop.lower()
+
+    def compile(self) -> None:
+        """Compile; see `Loop.compile`."""
+        self.loop.compile()
+
+    def chunk(self, state: Any, num_updates: int) -> tuple[Any, Metrics]:
+        """Do `num_updates` iterations; see `Loop.chunk`."""
+        return self.loop.chunk(state, num_updates)
+
+    def close(self) -> None:
+        """End what runs beside the caller's thread."""
+        self.loop.close()
+
+    def agent_state(self, state: Any) -> PyTree:
+        """Return the agent's State within `state`; with a leading axis of seeds where there are several."""
+        return distributed.local(state.agent)
+
+    def update_count(self, state: Any) -> int:
+        """Return the number of iterations behind `state`."""
+        return update_count(state)
+
+    def bytes_per_update(self) -> dict[str, int]:
+        """Return what moves in an update and how many bytes of it, from the shapes that are compiled for."""
+        return self.moves()
+
+    def explain(self) -> Report:
+        """Say in a table and a drawing who runs where, and how many bytes move in an update."""
+        return self.report(self.moves())
+
+
+def update_count(state: Any) -> int:
+    """Return the number of iterations behind `state`."""
+    return int(np.asarray(state.update).reshape(-1)[0])
+
+
+class Placement:
+    """Where an agent's functions run: a frozen dataclass that turns agent and environment into a `Program`.
+
+    Subclass it, write `program` and `explain`, and `podium.placement.register` the class.
+    """
+
+    whole_episodes: ClassVar[bool] = False
+    """Whether an iteration is whole episodes, which `rollout_length` bounds."""
+    takes_host_envs: ClassVar[bool] = True
+    """Whether it runs environments on the CPU."""
+    takes_pure_envs: ClassVar[bool] = True
+    """Whether it runs environments that are pure functions."""
+    takes_seeds: ClassVar[bool] = False
+    """Whether it runs several seeds in one program."""
+    takes_processes: ClassVar[bool] = False
+    """Whether it runs over several processes."""
+
+    def build(
+        self,
+        agent: Agent,
+        env: Env | HostEnvFactory,
+        *,
+        num_envs: int,
+        rollout_length: int,
+        seeds: int = 1,
+        num_lanes: int | None = None,
+        max_updates: int = 1,
+    ) -> Program:
+        """Check every size and return the program.
+
+        Args:
+          agent: to train.
+          env: to train it in.
+          num_envs: environments side by side, B.
+          rollout_length: steps of each environment in an iteration, T.
+          seeds: independent runs in one program.
+          num_lanes: groups of environments that shuffle apart; None chooses.
+          max_updates: iterations that a chunk may have.
+
+        Raises:
+          ValueError: for a size that does not fit, before anything is compiled.
+        """
+        asked = Asked(num_envs, rollout_length, seeds, num_lanes, max_updates)
+        self._check_asked(env, asked)
+        return self.program(agent, env, asked)
+
+    def program(self, agent: Agent, env: Env | HostEnvFactory, asked: Asked) -> Program:
+        """Return the program for what was asked, which `build` has checked as far as it goes for every placement.
+
+        Args:
+          agent: to train.
+          env: to train it in.
+          asked: sizes.
+
+        Raises:
+          ValueError: for a size that does not fit, before anything is compiled.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no method program.")
+
+    def explain(self) -> Report:
+        """Say in a table and a drawing who runs where and what moves; `Program.explain` knows the numbers."""
+        raise NotImplementedError(f"{type(self).__name__} has no method explain.")
+
+    @classmethod
+    def candidates(cls, num_devices: int, num_envs: int) -> Sequence[Self]:
+        """Return the settings that are worth a try on so many devices; `podium.plan` runs each for a moment.
+
+        Raises:
+          ValueError: there is none for these numbers, with the reason.
+        """
+        return [cls()]
+
+    def _check_asked(self, env: Env | HostEnvFactory, asked: Asked) -> None:
+        check_positive(**{name: value for name, value in asked._asdict().items() if name != "num_lanes"})
+        name, processes, on_host = type(self).__name__, distributed.num_processes(), isinstance(env, HostEnvFactory)
+        if asked.seeds > 1 and not self.takes_seeds:
+            raise ValueError(
+                f"seeds={asked.seeds}: {name} runs one seed; use podium.Anakin for several in one program."
+            )
+        if processes > 1 and not self.takes_processes:
+            raise ValueError(f"{processes} processes: {name} runs in one; use podium.Anakin or podium.Sebulba.")
+        if on_host and not self.takes_host_envs:
+            raise ValueError(
+                f"{env.spec.name} runs on the CPU, outside compiled programs, and {name} takes pure environments only; "
+                "use placement=podium.Sebulba(...), or any other placement but Anakin."
+            )
+        if not on_host and not self.takes_pure_envs:
+            raise ValueError(f"{env.spec.name} is pure, and {name} takes environments on the CPU only; use Anakin.")
+
+
+def check_positive(**values: Any) -> None:
+    """Raise ValueError for a value that is not a positive integer."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value!r} must be a positive integer.")
+
+
+def check_divides(num_envs: int, number: int, what: str, unit: int | None = None) -> None:
+    """Raise ValueError where `number` of `what` do not share the environments evenly; `unit` would be fine for all."""
+    if num_envs % number:
+        use = nearest_multiples(num_envs, unit or number)
+        raise ValueError(f"num_envs={num_envs} is not divisible by {what}; use {use}.")
+
+
+__all__ = [
+    "ACTING",
+    "EPISODES_RESTART",
+    "Addition",
+    "Asked",
+    "Loop",
+    "Placement",
+    "Program",
+    "RunState",
+    "Sizes",
+    "adopt",
+    "check_divides",
+    "check_fields",
+    "check_positive",
+    "put_like",
+    "update_count",
+]

@@ -1,0 +1,310 @@
+"""What a placement says of itself: who runs where and what moves, as a table and as one drawing, in text or SVG."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from html import escape
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from podium.files import write_atomic
+from podium.types import PyTree
+
+COLUMNS = 76
+"""Of a drawing; what prints it may indent it a little."""
+
+BOX = 44
+"""Columns of a box."""
+
+NEVER = "never; what acts is what was learnt last."
+"""How stale the policy is where rollouts and updates take turns."""
+
+DOWN, UP = 2, 27
+"""Columns where what moves down and up is drawn."""
+
+
+MOST_ROWS = 8
+"""Rows that one role may have; of more, the rest is counted."""
+
+
+class Role(NamedTuple):
+    """Something that runs, where, and how much of it."""
+
+    name: str
+    where: str
+    share: str = ""
+
+
+class Move(NamedTuple):
+    """Something that moves, on which way, and how many bytes in an update; None where sizes are not known."""
+
+    name: str
+    way: str
+    amount: int | None
+
+
+def table(title: str, roles: Iterable[Role], moves: Iterable[Move]) -> str:
+    """Return who runs where and what moves in lines for people.
+
+    >>> print(table("Here:", [Role("learning", "cpu:0", "all of it")], [Move("actions", "down", 12_800)]))
+    Here:
+      learning  cpu:0  all of it
+      moves in an update:
+      actions   down   12.8 kB
+    """
+    moved = [(name, way, "" if amount is None else in_bytes(amount)) for name, way, amount in moves]
+    head = ("moves in an update:",) if moved else ("nothing moves",)
+    rows: list[Sequence[str]] = [*_shorten(roles), head, *moved]
+    # The heading is no cell: it is as long as it is.
+    widths = [max(len(row[column]) for row in rows if len(row) > 1) for column in range(3)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]
+    return "\n".join([title, *(f"  {line}" for line in lines)])
+
+
+def _shorten(roles: Iterable[Role]) -> list[Role]:
+    shown: list[Role] = []
+    for name, group in groupby(roles, key=lambda role: role.name):
+        same = list(group)
+        shown += same[:MOST_ROWS] + (
+            [Role(name, f"{len(same) - MOST_ROWS} more", "likewise")] if same[MOST_ROWS:] else []
+        )
+    return shown
+
+
+def device_name(device: jax.Device) -> str:
+    """Return such as "cpu:0"."""
+    return f"{device.platform}:{device.id}"
+
+
+def numbers(first: int, count: int) -> str:
+    """Name consecutive environments.
+
+    >>> numbers(8, 4), numbers(3, 1)
+    ('environments 8 to 11', 'environment 3')
+    """
+    return f"environments {first} to {first + count - 1}" if count > 1 else f"environment {first}"
+
+
+def nbytes(tree: PyTree) -> int:
+    """Return the bytes of all arrays; shapes and dtypes will do."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def in_bytes(number: int) -> str:
+    """Write a number of bytes.
+
+    >>> in_bytes(0), in_bytes(999), in_bytes(28_901_376)
+    ('0 B', '999 B', '28.9 MB')
+    """
+    amount, unit = float(number), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if amount < 999.95 or unit == "TB":
+            break
+        amount /= 1000
+    return f"{number} B" if unit == "B" else f"{amount:.3g} {unit}"
+
+
+class Report(str):
+    """Who runs where, what moves, how stale it may be and who waits for whom: text for people, with its parts.
+
+    In a notebook it shows as a picture; `save` writes that.
+
+    Attributes:
+      headline: what the placement does, in a sentence.
+      roles: who runs where.
+      moves: what moves, on which way, and how much of it.
+      stale: how old what is learnt from may be.
+      waits: who waits for whom.
+      words: all of it but the drawing.
+      drawing: boxes and arrows, in at most `COLUMNS` columns.
+
+    >>> roles = [Role("acting", "cpu:0"), Role("learning", "cpu:1"), Role("learning", "cpu:2")]
+    >>> moves = [Move("rollouts", "acting to learning", 12_800)]
+    >>> print(Report("Here:", roles, moves, stale="never.", waits="nobody.").drawing)
+    ┌──────────────────────────────────────────┐
+    │ acting                                   │
+    │ cpu:0                                    │
+    └──────────────────────────────────────────┘
+      │ rollouts, 12.8 kB
+      ▼
+    ┌──────────────────────────────────────────┐
+    │ learning x 2                             │
+    │ cpu:1, cpu:2                             │
+    └──────────────────────────────────────────┘
+    """
+
+    headline: str
+    roles: tuple[Role, ...]
+    moves: tuple[Move, ...]
+    stale: str
+    waits: str
+    words: str
+    drawing: str
+
+    def __new__(cls, headline: str, roles: Iterable[Role], moves: Iterable[Move], *, stale: str, waits: str) -> Report:
+        """Write it down.
+
+        Args:
+          headline: a sentence.
+          roles: in the order of the drawing; those that follow one another and differ by a number share a box.
+          moves: `way` names the roles at its ends in its order ("workers to server"), or one or none for what moves
+            among its equals.
+          stale: a sentence.
+          waits: a sentence.
+        """
+        roles, moves = tuple(roles), tuple(moves)
+        drawing = _in_characters(_layout(roles, moves))
+        words = f"{table(headline, roles, moves)}\n  how stale: {stale}\n  who waits: {waits}"
+        report = super().__new__(cls, f"{words}\n\n{textwrap.indent(drawing, '  ')}")
+        report.headline, report.roles, report.moves = headline, roles, moves
+        report.stale, report.waits = stale, waits
+        report.words, report.drawing = words, drawing
+        return report
+
+    def svg(self) -> str:
+        """Return the drawing, between the headline and what is said of waiting, as SVG."""
+        below = [f"How stale: {self.stale}", f"Who waits: {self.waits}"]
+        wrapped = [line for sentence in below for line in textwrap.wrap(sentence, COLUMNS)]
+        return _in_svg(_layout(self.roles, self.moves, textwrap.wrap(self.headline, COLUMNS), wrapped), self.headline)
+
+    def _repr_svg_(self) -> str:
+        return self.svg()
+
+    def save(self, path: Path | str) -> None:
+        """Write the text (.txt) or the drawing (.svg), by the ending of `path`.
+
+        Raises:
+          ValueError: for any other ending.
+        """
+        path = Path(path)
+        contents = {".txt": f"{self}\n", ".svg": self.svg()}
+        if path.suffix not in contents:
+            raise ValueError(f"path={str(path)!r} must end in .txt or .svg.")
+        write_atomic(path, contents[path.suffix].encode())
+
+
+class _Arrow(NamedTuple):
+    """A straight arrow in column `x`, from row `tail` to row `head`; both lie on the borders of boxes."""
+
+    x: int
+    tail: int
+    head: int
+
+
+class _Drawing(NamedTuple):
+    """A drawing on a grid of characters: boxes (x, y, height), arrows, texts (x, y, text); every format shows it."""
+
+    height: int
+    boxes: list[tuple[int, int, int]]
+    arrows: list[_Arrow]
+    texts: list[tuple[int, int, str]]
+
+
+def _layout(
+    roles: Sequence[Role], moves: Sequence[Move], above: Sequence[str] = (), below: Sequence[str] = ()
+) -> _Drawing:
+    """Stack a box for every kind of role, arrows between neighbours; what moves otherwise is said beside or below."""
+    kinds = [(name, list(group)) for name, group in groupby(roles, key=lambda role: _kind(role.name))]
+    ends = [_ends(move, [name for name, _ in kinds]) for move in moves]
+    labelled = [(_label(move), *end) for move, end in zip(moves, ends, strict=True)]
+    boxes, arrows, texts, y = [], [], [(0, i, line) for i, line in enumerate(above)], len(above) + bool(above)
+    for number, (name, group) in enumerate(kinds):
+        lines = _describe(name, group)
+        # What moves among equals is said where there is any of it: among one there is none.
+        among = [f"↻ {_label(m)}" for m, end in zip(moves, ends, strict=True) if end == (number,) * 2 and m.amount != 0]
+        beside = [line for label in among for line in textwrap.wrap(label, COLUMNS - BOX - 2)]
+        height = max(len(lines), len(beside)) + 2
+        boxes.append((0, y, height))
+        texts += [(2, y + 1 + i, line) for i, line in enumerate(lines)]
+        texts += [(BOX + 1, y + 1 + i, line) for i, line in enumerate(beside)]
+        y += height
+        down, up = (
+            [text for text, a, b in labelled if (a, b) == way] for way in ((number, number + 1), (number + 1, number))
+        )
+        if number + 1 < len(kinds):
+            gap = max(len(down), len(up)) + 1
+            arrows += [_Arrow(DOWN, y - 1, y + gap)] * bool(down) + [_Arrow(UP, y + gap, y - 1)] * bool(up)
+            texts += [(DOWN + 2, y + i, text) for i, text in enumerate(down)]
+            texts += [(UP + 2, y + 1 + i, text) for i, text in enumerate(up)]  # Beside its line, not its head.
+            y += gap
+    apart = [f"{_label(move)}: {move.way}" for move, (a, b) in zip(moves, ends, strict=True) if abs(a - b) > 1]
+    notes = [line for note in apart for line in textwrap.wrap(note, COLUMNS)] + ([""] if below else []) + list(below)
+    texts += [(0, y + i, line) for i, line in enumerate(notes)]
+    return _Drawing(y + len(notes), boxes, arrows, texts)
+
+
+def _kind(name: str) -> str:
+    return re.sub(r" \d+$", "", name)
+
+
+def _describe(name: str, group: Sequence[Role]) -> list[str]:
+    """Return what stands in the box of roles of one kind."""
+    places = list(dict.fromkeys(role.where for role in group))
+    shares = list(dict.fromkeys(role.share for role in group))
+    where = ", ".join(places) if len(places) < 3 else f"{places[0]} to {places[-1]}"
+    share = shares[0] if len(shares) == 1 else f"{shares[0]}, and so on"
+    head = f"{name} x {len(group)}" if len(group) > 1 else name
+    return [line for text in (head, where, share) for line in textwrap.wrap(text, BOX - 4)]
+
+
+def _ends(move: Move, names: Sequence[str]) -> tuple[int, int]:
+    """Return the numbers of the boxes that a move leaves and reaches, from the names of roles in its way."""
+    matches = [(re.search(rf"\b{re.escape(name)}s?\b", move.way), number) for number, name in enumerate(names)]
+    numbers = [number for _, number in sorted((m.start(), n) for m, n in matches if m)] or [len(names) - 1]
+    return numbers[0], numbers[-1]
+
+
+def _label(move: Move) -> str:
+    return move.name if move.amount is None else f"{move.name}, {in_bytes(move.amount)}"
+
+
+def _in_characters(drawing: _Drawing) -> str:
+    cells = [[" "] * COLUMNS for _ in range(drawing.height)]
+
+    def put(x: int, y: int, text: str) -> None:
+        cells[y][x : x + len(text)] = text
+
+    for x, y, height in drawing.boxes:
+        put(x, y, "┌" + "─" * (BOX - 2) + "┐")
+        for row in range(y + 1, y + height - 1):
+            put(x, row, "│" + " " * (BOX - 2) + "│")
+        put(x, y + height - 1, "└" + "─" * (BOX - 2) + "┘")
+    for x, tail, head in drawing.arrows:
+        for row in range(min(tail, head) + 1, max(tail, head)):
+            put(x, row, "│")
+        put(x, head + (1 if head < tail else -1), "▲" if head < tail else "▼")
+    for x, y, text in drawing.texts:
+        put(x, y, text)
+    return "\n".join("".join(row).rstrip() for row in cells)
+
+
+def _in_svg(drawing: _Drawing, title: str) -> str:
+    cell_width, cell_height, margin, ink, line = 8.4, 19, 14, "#1f2328", "#0757b5"
+    at_x = lambda x: round(margin + (x + 0.5) * cell_width, 1)
+    at_y = lambda y: margin + (y + 0.5) * cell_height
+    width, height = COLUMNS * cell_width + 2 * margin, drawing.height * cell_height + 2 * margin
+    lines = [
+        # It brings its own paper, so that a dark page does not matter.
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" role="img">',
+        f"<title>{escape(title)}</title>",
+        '<defs><marker id="head" viewBox="0 0 10 10" refX="10" refY="5" markerWidth="8" markerHeight="8" '
+        f'orient="auto"><path d="M0,0 L10,5 L0,10 z" fill="{line}"/></marker></defs>',
+        f'<rect width="{width:g}" height="{height:g}" rx="6" fill="#ffffff"/>',
+    ]
+    for x, y, rows in drawing.boxes:
+        size = f'width="{(BOX - 1) * cell_width:g}" height="{(rows - 1) * cell_height:g}"'
+        lines.append(f'<rect x="{at_x(x):g}" y="{at_y(y):g}" {size} rx="4" fill="#f3f6fa" stroke="{ink}"/>')
+    for x, tail, head in drawing.arrows:
+        points = f"{at_x(x):g},{at_y(tail):g} {at_x(x):g},{at_y(head):g}"
+        lines.append(
+            f'<polyline points="{points}" fill="none" stroke="{line}" stroke-width="1.5" marker-end="url(#head)"/>'
+        )
+    lines.append(f'<g font-family="ui-monospace, Menlo, Consolas, monospace" font-size="14" fill="{ink}">')
+    for x, y, text in drawing.texts:
+        lines.append(f'<text x="{margin + x * cell_width:g}" y="{at_y(y) + 14 / 3:g}">{escape(text)}</text>')
+    return "\n".join([*lines, "</g>", "</svg>", ""])

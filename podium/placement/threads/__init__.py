@@ -1,0 +1,1 @@
+"""Threads beside the learner: supervision, channels, rates. Standard library only: no agent, environment, array."""
