@@ -1,37 +1,58 @@
 """podium: reinforcement learning on the accelerator, one agent under every placement."""
 
-from podium import agents, distributed, envs, networks, testing, xla
+from podium import agents, distributed, envs, networks, placement, testing
+from podium.agent import Agent
+from podium.env import Env
 from podium.evaluate import Policy, evaluate
+from podium.host import HostEnv, HostEnvFactory
 from podium.launch import launch
 from podium.load import load
 from podium.loop import NonFiniteError, Result
-from podium.placement.anakin import Anakin
-from podium.placement.central_inference import CentralInference
-from podium.placement.devices import request_cpu_threads, request_devices
-from podium.placement.distributed_actors import DistributedActors
-from podium.placement.evolution import Evolution
-from podium.placement.local_sgd import LocalSGD
-from podium.placement.parameter_server import ParameterServer
-from podium.placement.sebulba import Sebulba
-from podium.placement.single import Single
-from podium.planner import Forecast, plan
+from podium.placement import (
+    Anakin,
+    CentralInference,
+    DistributedActors,
+    Evolution,
+    LocalSGD,
+    ParameterServer,
+    Placement,
+    Program,
+    Report,
+    Sebulba,
+    Single,
+)
+from podium.placement.compiled.devices import request_cpu_threads, request_devices
+from podium.planner import Comparison, plan
 from podium.train import train
+from podium.types import ArraySpec, DiscreteSpec, EnvSpec, TimeStep, Trajectory
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
+    "Agent",
     "Anakin",
+    "ArraySpec",
     "CentralInference",
+    "Comparison",
+    "DiscreteSpec",
     "DistributedActors",
+    "Env",
+    "EnvSpec",
     "Evolution",
-    "Forecast",
+    "HostEnv",
+    "HostEnvFactory",
     "LocalSGD",
     "NonFiniteError",
     "ParameterServer",
+    "Placement",
     "Policy",
+    "Program",
+    "Report",
     "Result",
     "Sebulba",
     "Single",
+    "TimeStep",
+    "Trajectory",
     "agents",
     "distributed",
     "envs",
@@ -39,11 +60,10 @@ __all__ = [
     "launch",
     "load",
     "networks",
+    "placement",
     "plan",
     "request_cpu_threads",
     "request_devices",
     "testing",
     "train",
 ]
-
-xla.avoid_avx512()

@@ -77,7 +77,7 @@ def auto_reset(env: Env, pool_size: int = 0, pool_seed: int = 0) -> Env:
     def step(key: Key, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
         state, timestep = env.step(key, state, action)
         new_state, new = begin(reset_key(key))
-        choose = lambda new, old: jax.tree.map(lambda n, o: jnp.where(timestep.last, n, o), new, old)  # noqa: E731
+        choose = lambda new, old: jax.tree.map(lambda n, o: jnp.where(timestep.last, n, o), new, old)
         return choose(new_state, state), timestep._replace(obs=choose(new.obs, timestep.obs))
 
     return env._replace(reset=begin, step=step, resets_itself=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from podium.agent import Agent, fresh_carry
 from podium.env import Env
-from podium.host import HostEnv, HostEnvs
+from podium.host import HostEnv, HostEnvFactory
 from podium.types import Array, EnvSpec, Key, PyTree
 
 DEFAULT_MAX_STEPS = 10_000
@@ -76,21 +76,27 @@ def longest_episode(spec: EnvSpec) -> int:
     return spec.max_episode_steps or DEFAULT_MAX_STEPS
 
 
+def longest_evaluated(env: Env | HostEnvFactory) -> int:
+    """Return `longest_episode` of what an evaluation in `env` plays."""
+    return longest_episode(((env.evaluation or env) if isinstance(env, HostEnvFactory) else env).spec)
+
+
 def make_evaluator(
     agent: Agent, env: Env, num_episodes: int, max_steps: int | None = None, greedy: bool = True
-) -> Callable[[Key, PyTree], dict[str, Array]]:
+) -> Callable[..., dict[str, Array]]:
     """Return a function `(key, params) -> metrics` that plays episodes side by side; compile it with `jax.jit`.
 
-    Every episode runs until it ends, or until `max_steps` (the environment's own limit, else 10,000). One that is
-    cut there counts with what it gathered, and is reported in `eval_unfinished`.
+    Every episode runs until it ends, or until `max_steps` (the environment's own limit, else 10,000), in whose place a
+    call may give another number as a third argument, without being compiled anew. An episode that is cut there counts
+    with what it gathered, and is reported in `eval_unfinished`.
 
     Raises:
       ValueError: for numbers that are not positive.
     """
-    max_steps = max_steps or longest_episode(env.spec)
-    _check_positive(num_episodes=num_episodes, max_steps=max_steps)
+    usual = max_steps or longest_episode(env.spec)
+    _check_positive(num_episodes=num_episodes, max_steps=usual)
 
-    def evaluate(key: Key, params: PyTree) -> dict[str, Array]:
+    def evaluate(key: Key, params: PyTree, max_steps: Array | int = usual) -> dict[str, Array]:
         reset_key, play_key = jax.random.split(key)
         env_state, timestep = jax.vmap(env.reset)(jax.random.split(reset_key, num_episodes))
         carry = fresh_carry(agent, env.spec, jnp.arange(num_episodes))
@@ -110,7 +116,7 @@ def make_evaluator(
 
         first = jnp.ones(num_episodes, bool)
         begin = (jnp.int32(0), env_state, timestep.obs, first, carry, ~first, zeros, zeros)
-        unfinished = lambda state: (state[0] < max_steps) & ~state[5].all()  # noqa: E731
+        unfinished = lambda state: (state[0] < max_steps) & ~state[5].all()
         _, _, _, _, _, done, total, length = jax.lax.while_loop(unfinished, step, begin)
         return {
             "eval_return": total.mean(),
@@ -124,7 +130,7 @@ def make_evaluator(
 
 
 class Episodes:
-    """One episode of each of some environments on the CPU, which may go on afterwards and count no more.
+    """One episode of each of some environments on the CPU, whose further steps count no more.
 
     Attributes:
       env: the batch.
@@ -152,23 +158,30 @@ class Episodes:
 
 
 def make_host_evaluator(
-    agent: Agent, envs: HostEnvs, num_episodes: int, max_steps: int | None = None, greedy: bool = True
+    agent: Agent, envs: HostEnvFactory, num_episodes: int, max_steps: int | None = None, greedy: bool = True
 ) -> Callable[..., dict[str, Array] | None]:
     """Return what `make_evaluator` returns, for environments on the CPU: a function that is not to be compiled.
 
     It plays in environments of its own, by the protocol of `envs.evaluation` where there is one. They are made at every
-    call, so that equal keys give equal episodes. Games last: it takes a third argument, `() -> bool`, and returns None
-    once that says to leave off.
+    call, so that equal keys give equal episodes. A call may give another number in place of `max_steps`, as there, and
+    since games last, a fourth argument `() -> bool`: once that is true it stops and returns None.
 
     Raises:
       ValueError: for numbers that are not positive.
     """
     task = envs.evaluation or envs
-    max_steps = max_steps or longest_episode(task.spec)
-    _check_positive(num_episodes=num_episodes, max_steps=max_steps)
-    act = jax.jit(agent.act, static_argnums=5)
+    usual = max_steps or longest_episode(task.spec)
+    _check_positive(num_episodes=num_episodes, max_steps=usual)
 
-    def evaluate(key: Key, params: PyTree, stop: Callable[[], bool] = lambda: False) -> dict[str, Array] | None:
+    @jax.jit
+    def act(play_key: Key, t: Array, params: PyTree, carry: PyTree, obs: PyTree) -> tuple[Array, PyTree]:
+        keys = jax.random.split(jax.random.fold_in(play_key, t), num_episodes)
+        output = agent.act(keys, params, carry, obs, jnp.full(num_episodes, t == 0), greedy)
+        return output.action, output.carry
+
+    def evaluate(
+        key: Key, params: PyTree, max_steps: int = usual, stop: Callable[[], bool] = lambda: False
+    ) -> dict[str, Array] | None:
         seed_key, play_key = jax.random.split(key)
         env = task.make(num_episodes, int(jax.random.randint(seed_key, (), 0, 2**31 - 1)), 0)
         try:
@@ -176,10 +189,8 @@ def make_host_evaluator(
             for t in range(max_steps):
                 if stop():
                     return None
-                keys = jax.random.split(jax.random.fold_in(play_key, t), num_episodes)
-                output = act(keys, params, carry, played.obs, np.full(num_episodes, t == 0), greedy)
-                carry = output.carry
-                played.send(np.asarray(output.action))
+                action, carry = act(play_key, np.int32(t), params, carry, played.obs)
+                played.send(np.asarray(action))
                 played.receive()
                 if played.done.all():
                     break
@@ -198,7 +209,7 @@ def make_host_evaluator(
 
 def evaluate(
     policy: Policy,
-    env: Env | HostEnvs,
+    env: Env | HostEnvFactory,
     num_episodes: int = 128,
     seed: int = 0,
     max_steps: int | None = None,
@@ -211,7 +222,7 @@ def evaluate(
       env: to play in; need not be the one trained in.
       num_episodes: played side by side.
       seed: of resets and actions.
-      max_steps: bound of an episode; None takes the environment's own, or 10,000.
+      max_steps: after which an episode is cut; None takes the environment's own limit, or 10,000.
       greedy: take the best action instead of sampling.
 
     Returns:
@@ -222,7 +233,7 @@ def evaluate(
       ValueError: for numbers that are not positive.
     """
     function: Callable[..., dict[str, Array] | None]
-    if isinstance(env, HostEnvs):
+    if isinstance(env, HostEnvFactory):
         function = make_host_evaluator(policy.agent, env, num_episodes, max_steps, greedy)
     else:
         function = jax.jit(make_evaluator(policy.agent, env, num_episodes, max_steps, greedy))

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 from podium.agent import Agent
 from podium.checkpoint import CheckpointError
 from podium.env import Env
-from podium.host import HostEnvs
-from podium.loop import NonFiniteError, Result, catch_signals
-from podium.placement.actors import POLL_SECONDS, ActorError
-from podium.placement.engine import EngineError
-from podium.placement.program import Placement
-from podium.placement.ray_engine import Head, RayEngine, require_ray, to_numpy
+from podium.host import HostEnvFactory
+from podium.loop import NonFiniteError, Result
+from podium.placement.contract import Placement
+from podium.placement.remote.engine import EngineError
+from podium.placement.remote.ray import Head, RayEngine, require_ray, to_numpy
+from podium.placement.threads.supervision import POLL_SECONDS, ActorError
+from podium.signals import catch_signals
 from podium.train import train
 
 LOCAL_CPUS = 1024
@@ -34,7 +35,7 @@ LOCAL_CPUS = 1024
 
 def launch(
     agent: Agent,
-    env: Env | HostEnvs | str,
+    env: Env | HostEnvFactory | str,
     *,
     placement: Placement,
     address: str | None = None,
@@ -71,7 +72,7 @@ def launch(
 
     Raises:
       ValueError: Ray is not installed, the placement has nothing to put elsewhere, or as `podium.train`.
-      podium.placement.engine.EngineError: the learner died more often than `restarts`, or the cluster is gone.
+      podium.placement.remote.engine.EngineError: the learner died more often than `restarts`, or the cluster is gone.
     """
     ray = require_ray()
     _check_restarts(restarts, arguments)
@@ -158,7 +159,7 @@ def _tell(told: Result | _Failed, agent: Agent) -> Result:
             told.error.add_note(f"In the learner's process:\n{told.where}")
         raise told.error
     # The agent that came back is a copy of its code.
-    ours = lambda policy: dataclasses.replace(policy, agent=agent)  # noqa: E731
+    ours = lambda policy: dataclasses.replace(policy, agent=agent)
     policy = [ours(each) for each in told.policy] if isinstance(told.policy, list) else ours(told.policy)
     return dataclasses.replace(told, policy=policy)
 

@@ -11,7 +11,7 @@ from podium.agent import Agent
 from podium.checkpoint import Checkpoints
 from podium.env import Env
 from podium.evaluate import Policy
-from podium.host import HostEnvs
+from podium.host import HostEnvFactory
 from podium.runs import RunFolder
 from podium.types import PyTree
 
@@ -21,7 +21,7 @@ def load(
     *,
     step: int | str | None = None,
     agent: Agent | None = None,
-    env: Env | HostEnvs | None = None,
+    env: Env | HostEnvFactory | None = None,
     seed: int = 0,
 ) -> Policy:
     """Return the policy that a run trained.
@@ -30,8 +30,8 @@ def load(
       run_dir: the run folder.
       step: environment steps of a checkpoint, "best" for the one with the highest evaluation, None for the newest.
       agent: as trained; None makes it anew from the folder's config, by its registered name.
-      env: as trained; None makes it anew, likewise. One that was given as an object is made by its name only where
-        that gives the same spec.
+      env: as trained; None makes it anew from the folder's config, by its registered name. One that was given as an
+        object is made by its name only where that gives the same spec.
       seed: which of several seeds, from 0.
 
     Returns:
@@ -51,7 +51,7 @@ def load(
         raise ValueError(f"seed={seed} is none of the run's {seeds} seeds; use 0 to {seeds - 1}.")
 
     def states(key: jax.Array) -> PyTree:
-        init = lambda key: agent.init(key, env.spec)  # noqa: E731
+        init = lambda key: agent.init(key, env.spec)
         return init(key) if seeds == 1 else jax.vmap(init)(jax.random.split(key, seeds))
 
     checkpoints = Checkpoints(folder.checkpoints)
@@ -66,7 +66,7 @@ def load(
     return Policy(agent, agent.actor(state), env.spec)
 
 
-def load_env(folder: RunFolder) -> Env | HostEnvs:
+def load_env(folder: RunFolder) -> Env | HostEnvFactory:
     """Make the environment of a run again.
 
     Raises:
@@ -84,7 +84,7 @@ def load_env(folder: RunFolder) -> Env | HostEnvs:
         raise ValueError(f"The environment of {folder.path} cannot be made by name; pass env=. {error}") from error
 
 
-def _load_object(folder: RunFolder, name: str, record: Any) -> Env | HostEnvs:
+def _load_object(folder: RunFolder, name: str, record: Any) -> Env | HostEnvFactory:
     """Make an environment that training was given as an object: by its name, if what that makes has the same spec."""
     from podium import envs
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from podium.files import to_jsonable, write_json
-from podium.placement.explanation import Explanation
+from podium.placement.report import Report
 
 SCHEMA = 1
 CONFIG = "config.json"
@@ -143,10 +143,10 @@ class RunFolder:
         """The folder of the checkpoints."""
         return self.path / "checkpoints"
 
-    def write_explanation(self, explanation: Explanation) -> None:
+    def write_report(self, report: Report) -> None:
         """Write `placement.txt` and `placement.svg`, each atomically."""
         for ending in ("txt", "svg"):
-            explanation.save(self.path / f"placement.{ending}")
+            report.save(self.path / f"placement.{ending}")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json` atomically."""
@@ -219,7 +219,7 @@ def _check_vacant(path: Path) -> None:
             raise ValueError(f"run_dir={path} cannot be read ({error.strerror}); choose another --run-dir.") from None
         if occupied:
             raise ValueError(
-                f"run_dir={path} exists and is not empty; add --resume to go on with it, or choose another --run-dir."
+                f"run_dir={path} exists and is not empty; add --resume to resume it, or choose another --run-dir."
             )
     elif path.exists() or path.is_symlink():
         raise ValueError(f"run_dir={path} is a file, not a folder; choose another --run-dir.")

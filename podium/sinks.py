@@ -235,22 +235,22 @@ def progress_line(row: Row, total_env_steps: int) -> str:
 
 
 def _of_actors(row: Row) -> list[str]:
-    """Say how stale the policies or gradients were, who waited, and where the time went, where threads act."""
-    if "policy_lag_max" not in row:
-        return []
-    lost = sum(row.get(name, 0) for name in ("dropped_batches", "dropped_gradients", "nonfinite_gradients"))
-    dropped = f"  {lost:.0f} dropped" if lost else ""
-    lag = _mean(row["policy_lag_mean"])  # None where nothing was learnt from yet.
-    parts = [] if lag is None else [f"lag {lag:.1f}, at most {row['policy_lag_max']:.0f}{dropped}"]
-    if "worker_idle" in row:
-        return [*parts, f"idle: workers {100 * row['worker_idle']:.0f}% server {100 * row['server_idle']:.0f}%"]
-    seconds = [row[name] for name in ("env_seconds", "inference_seconds", "learn_seconds")]
-    env, inference, learn = (f"{100 * value / max(sum(seconds), 1e-9):.0f}" for value in seconds)
-    return [
-        *parts,
-        f"idle: actors {100 * row['actor_idle']:.0f}% learner {100 * row['learner_idle']:.0f}%",
-        f"time: env {env}% inference {inference}% learning {learn}%",
-    ]
+    """Say how stale the policies or gradients were, who waited, and where the time went, as far as a row has it."""
+    parts = []
+    lag = _mean(row.get("policy_lag_mean"))  # None where nothing was learnt from yet.
+    if lag is not None:
+        lost = sum(row.get(name, 0) for name in ("dropped_batches", "dropped_gradients", "nonfinite_gradients"))
+        dropped = f"  {lost:.0f} dropped" if lost else ""
+        parts.append(f"lag {lag:.1f}, at most {row.get('policy_lag_max', lag):.0f}{dropped}")
+    for waiting, served in (("actor", "learner"), ("worker", "server")):
+        if f"{waiting}_idle" in row and f"{served}_idle" in row:
+            ways = (f"{who}{'s' * (who == waiting)} {100 * row[f'{who}_idle']:.0f}%" for who in (waiting, served))
+            parts.append(f"idle: {' '.join(ways)}")
+    if "learn_seconds" in row and "env_seconds" in row and "inference_seconds" in row:
+        seconds = [row[name] for name in ("env_seconds", "inference_seconds", "learn_seconds")]
+        env, inference, learn = (f"{100 * value / max(sum(seconds), 1e-9):.0f}" for value in seconds)
+        parts.append(f"time: env {env}% inference {inference}% learning {learn}%")
+    return parts
 
 
 class CurveSink:
@@ -270,9 +270,9 @@ class CurveSink:
         self._rows.append(_for_curve(row))
 
     def close(self, summary: Row) -> None:
-        """Draw the picture."""
-        del summary
-        plot_curve(self._rows, self.path)
+        """Draw the picture, but for a run that failed before its first row."""
+        if self._rows or summary:
+            plot_curve(self._rows, self.path)
 
 
 def plot_curve(rows: Iterable[Row], path: Path, title: str = "") -> None:
@@ -331,7 +331,7 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, 
 
 
 class WandbSink:
-    """Send metrics to Weights & Biases. Whatever goes wrong there becomes one warning; training goes on.
+    """Send metrics to Weights & Biases. Whatever goes wrong there becomes one warning; training continues.
 
     Args:
       mode: "disabled" does nothing and does not import wandb; "offline" keeps files for `wandb sync`; "online" sends,

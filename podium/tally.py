@@ -3,67 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
 
-_SUMS = (
-    "episodes",
-    "episode_return_sum",
-    "episode_length_sum",
-    "valid_steps",
-    "dropped_batches",
-    "dropped_gradients",
-    "late_gradients",
-    "nonfinite_gradients",
-    "dropped_rollouts",
-    "env_seconds",
-    "inference_seconds",
-    "learn_seconds",
+Addition = Literal["sum", "mean", "max"]
+"""How a metric adds up over the updates of a row; a mean and a maximum leave out NaN, what did not happen."""
+
+OF_EPISODES: Mapping[str, Addition] = MappingProxyType(
+    {"episodes": "sum", "episode_return_sum": "sum", "episode_length_sum": "sum"}
 )
-_MAXIMA = ("policy_lag_max",)
+"""The metrics that every program makes, see `podium.episodes.summarize`; a row has their means over episodes."""
 
 
 class Tally:
-    """The metrics of every iteration since the last row, added up in order: the same bits whatever the chunks were."""
+    """The metrics of every iteration since the last row, added up in order: the same bits whatever the chunks were.
 
-    def __init__(self, record: Mapping[str, Any] | None = None):
+    Args:
+      additions: how each metric adds up; those not named, which are the agent's, are means.
+      record: of an earlier tally, to continue it.
+
+    Raises:
+      ValueError: an addition is none of "sum", "mean" and "max".
+
+    >>> tally = Tally({"wait_max": "max"})
+    >>> metrics = {"wait_max": [1.0, 5.0], "loss": [3.0, np.nan], **dict.fromkeys(OF_EPISODES, [2.0, 4.0])}
+    >>> tally.add({name: np.array(values) for name, values in metrics.items()}, num_updates=2, seconds=0.1)
+    >>> row = tally.averages()
+    >>> row["wait_max"], row["loss"], row["episodes"], row["episode_return"]
+    (5.0, 3.0, 6.0, 1.0)
+    """
+
+    def __init__(self, additions: Mapping[str, Addition], record: Mapping[str, Any] | None = None):
+        for name, addition in additions.items():
+            if addition not in ("sum", "mean", "max"):
+                raise ValueError(f"additions[{name!r}]={addition!r} is none of 'sum', 'mean' and 'max'.")
+        self._additions = {**additions, **OF_EPISODES}
         record = record or {}
         self.updates, self.seconds = int(record.get("updates", 0)), float(record.get("seconds", 0.0))
-        self._sums = {name: np.asarray(value, float) for name, value in record.get("sums", {}).items()}
+        self._values = {name: np.asarray(value, float) for name, value in record.get("sums", {}).items()}
         self._counts = {name: np.asarray(value, int) for name, value in record.get("counts", {}).items()}
+        for name in self._counts.keys() & self._named("max"):
+            # Up to 0.1.0 some maxima were averaged; their mean is the best bound known of them.
+            with np.errstate(invalid="ignore", divide="ignore"):
+                self._values[name] = self._values[name] / self._counts.pop(name)
+
+    def _named(self, addition: Addition) -> set[str]:
+        return {name for name, declared in self._additions.items() if declared == addition}
 
     def add(self, metrics: Mapping[str, Any], num_updates: int, seconds: float) -> None:
-        """Add the metrics of a chunk, [num_updates, ...] each."""
+        """Add the metrics of a chunk, [num_updates, ...] each, and the seconds that it took."""
         self.updates += num_updates
         self.seconds += seconds
         for name, values in metrics.items():
-            # NaN stands for what did not happen, but in a sum.
-            counted = np.ones_like(values, bool) if name in _SUMS else np.isfinite(values)
-            before = np.asarray(self._sums.get(name, np.zeros(values.shape[1:])), float)
-            if name in _MAXIMA:
-                self._sums[name] = np.maximum(before, values.max(0))
+            addition = self._additions.get(name, "mean")
+            if addition == "max":
+                before = self._values.get(name, np.full(values.shape[1:], np.nan))
+                self._values[name] = np.fmax(before, np.fmax.reduce(np.asarray(values, float), axis=0))
                 continue
+            # NaN stands for what did not happen, but in a sum.
+            counted = np.ones_like(values, bool) if addition == "sum" else np.isfinite(values)
+            before = np.asarray(self._values.get(name, np.zeros(values.shape[1:])), float)
             # A cumulative sum adds one by one; `np.sum` adds in pairs, which would show where chunks began.
-            self._sums[name] = np.cumsum(np.concatenate([before[None], np.where(counted, values, 0.0)]), axis=0)[-1]
+            added = np.cumsum(np.concatenate([before[None], np.where(counted, values, 0.0)]), axis=0)
+            self._values[name] = added[-1]
             self._counts[name] = self._counts.get(name, 0) + counted.sum(0)
 
     def record(self) -> dict[str, Any]:
-        """Return all of it for a checkpoint."""
-        return {"updates": self.updates, "seconds": self.seconds, "sums": self._sums, "counts": self._counts}
+        """Return what a checkpoint keeps."""
+        return {"updates": self.updates, "seconds": self.seconds, "sums": self._values, "counts": self._counts}
 
     def averages(self) -> dict[str, Any]:
-        """Return means over episodes and over iterations, NaN where there was none."""
-        sums, means = dict(self._sums), {}
+        """Return the metrics of a row: sums, means and maxima, and means over episodes; NaN where there was none."""
+        values, row = dict(self._values), {}
         with np.errstate(invalid="ignore", divide="ignore"):
-            episodes = sums.pop("episodes")
-            means["episode_return"] = to_python(sums.pop("episode_return_sum") / episodes)
-            means["episode_length"] = to_python(sums.pop("episode_length_sum") / episodes)
-            means["episodes"] = to_python(episodes)
-            whole = lambda name: name in _SUMS or name in _MAXIMA  # noqa: E731
-            return means | {
-                name: to_python(value if whole(name) else value / self._counts[name]) for name, value in sums.items()
-            }
+            episodes = values.pop("episodes")
+            row["episode_return"] = to_python(values.pop("episode_return_sum") / episodes)
+            row["episode_length"] = to_python(values.pop("episode_length_sum") / episodes)
+            row["episodes"] = to_python(episodes)
+            for name, value in values.items():
+                is_mean = self._additions.get(name, "mean") == "mean"
+                row[name] = to_python(value / self._counts[name] if is_mean else value)
+        return row
 
 
 def to_python(value: Any) -> Any:

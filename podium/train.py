@@ -12,21 +12,23 @@ import numpy as np
 from podium import distributed
 from podium.agent import Agent
 from podium.env import Env
-from podium.evaluate import longest_episode
-from podium.host import HostEnvs
-from podium.loop import Evaluator, Result, Run, catch_signals
+from podium.evaluate import longest_episode, longest_evaluated
+from podium.evaluator import Evaluator
+from podium.host import HostEnvFactory
+from podium.loop import Result, Run
 from podium.placement.anakin import Anakin
-from podium.placement.learner import LearnerProgram
-from podium.placement.program import Placement, Program, plays_whole_episodes
+from podium.placement.contract import Placement, Program
+from podium.recorder import Recorder, make_sinks
 from podium.runs import RunFolder, check_new_folder
+from podium.saved import read_saved
 from podium.schedule import Pace, Schedule, make_schedule
-from podium.sinks import CurveSink, JsonlSink, TerminalSink, WandbSink
+from podium.signals import catch_signals
 
 
 @distributed.failing_together()
 def train(
     agent: Agent,
-    env: Env | HostEnvs | str,
+    env: Env | HostEnvFactory | str,
     *,
     num_steps: int,
     num_envs: int = 64,
@@ -36,7 +38,8 @@ def train(
     seeds: int = 1,
     num_lanes: int | None = None,
     eval_every: int | None = None,
-    eval_episodes: int = 128,
+    eval_episodes: int | None = None,
+    eval_steps: int | None = None,
     checkpoint_every: int | None = None,
     log_every: int | None = None,
     run_dir: Path | str | None = None,
@@ -64,12 +67,18 @@ def train(
       seeds: independent runs in one program; metrics then are lists, one number a seed.
       num_lanes: groups of environments that shuffle apart; None chooses (8 where that divides). The number of devices
         must divide it; results depend on it, and on the number of devices they do not.
-      eval_every: environment steps between evaluations; None for ten over the run, 0 for the end only.
-      eval_episodes: of an evaluation.
-      checkpoint_every: environment steps between checkpoints; None at every evaluation, 0 for the end only.
+      eval_every: environment steps between evaluations; None for ten over the run, or fewer where they would take more
+        than half of its steps; 0 for the end only.
+      eval_episodes: of an evaluation; None for 128, and for 8 to 128 where episodes are long or played on the host.
+      eval_steps: environment steps that an evaluation may take in all its episodes, each of which is cut at its equal
+        part, with what it gathered; 0 sets no bound but the environment's own. None bounds where episodes are long
+        or played on the host: all evaluations to half of the run's steps, but no episode below 1,000 steps, and in
+        the last evaluation 2,000. `podium.schedule.make_schedule` has the rule.
+      checkpoint_every: environment steps between checkpoints; None at every `eval_every`, and for ten over the run
+        where that is None; 0 for the end only.
       log_every: environment steps between rows of metrics; None for a hundred over the run.
       run_dir: folder for config, metrics, curve and checkpoints; None writes nothing.
-      resume: go on with the run in `run_dir`, exactly.
+      resume: resume the run in `run_dir`, exactly.
       keep_checkpoints: newest ones to keep; the best is kept besides.
       progress: show a line of progress.
       wandb: "disabled", "offline" or "online".
@@ -86,7 +95,7 @@ def train(
       podium.distributed.PeerError: another process of this run failed or is gone.
     """
     if resume and run_dir is None:
-        raise ValueError("resume=True needs run_dir, the folder of the run to go on with.")
+        raise ValueError("resume=True needs run_dir, the folder of the run to resume.")
     _check_integers(
         1,
         num_steps=num_steps,
@@ -97,17 +106,34 @@ def train(
         eval_episodes=eval_episodes,
         keep_checkpoints=keep_checkpoints,
     )
-    _check_integers(0, seed=seed, eval_every=eval_every, checkpoint_every=checkpoint_every, log_every=log_every)
+    _check_integers(
+        0,
+        seed=seed,
+        eval_every=eval_every,
+        eval_steps=eval_steps,
+        checkpoint_every=checkpoint_every,
+        log_every=log_every,
+    )
     if wandb not in ("disabled", "offline", "online"):
         raise ValueError(f"wandb={wandb!r} is not a mode; use 'disabled', 'offline' or 'online'.")
     env, env_record = resolve_env(env, env_options)
     placement = Anakin() if placement is None else placement
     if rollout_length is None:
         rollout_length = usual_length(placement, agent, env)
-    schedule = make_schedule(num_steps, num_envs * rollout_length, eval_every, checkpoint_every, log_every)
-    folder = _find_folder(run_dir, resume)
+    schedule = make_schedule(
+        num_steps,
+        num_envs * rollout_length,
+        eval_every,
+        checkpoint_every,
+        log_every,
+        eval_episodes=eval_episodes,
+        eval_steps=eval_steps,
+        longest_episode=longest_evaluated(env),
+        on_host=isinstance(env, HostEnvFactory),
+    )
+    resumed = _find_folder(run_dir, resume)
     # No two stops lie further apart than the beginning and the first.
-    longest = min(schedule.next_stop(0), Pace.LONGEST)
+    longest_chunk = min(schedule.next_stop(0), Pace.LONGEST)
     program = placement.build(
         agent,
         env,
@@ -115,7 +141,7 @@ def train(
         rollout_length=rollout_length,
         seeds=seeds,
         num_lanes=num_lanes,
-        max_updates=longest,
+        max_updates=longest_chunk,
     )
     config = {
         "agent": {"name": agent.name, "config": agent.config},
@@ -128,42 +154,46 @@ def train(
         "num_lanes": program.sizes.num_lanes,
         "eval_every": eval_every,
         "eval_episodes": eval_episodes,
+        "eval_steps": eval_steps,
         "checkpoint_every": checkpoint_every,
         "log_every": log_every,
         "devices": len(program.devices),
     }
-    run = Run(program, schedule, Evaluator(program, env, eval_episodes, seed), longest, run_dir is not None)
+    first = distributed.is_first()
     with contextlib.ExitStack() as stack:
-        stack.callback(run.close)
         stack.callback(program.close)
-        state = run.restore(folder, config, keep_checkpoints) if folder else None
-        if announce is not None and distributed.is_first():
+        saved = read_saved(resumed, config, program, schedule, keep_checkpoints) if resumed else None
+        if announce is not None and first:
             announce(program, schedule)
-        run.caught = stack.enter_context(catch_signals())
-        if run_dir is not None and folder is None and distributed.is_first():
-            run.keep_in(RunFolder.create(run_dir, config, placement.explain().words), keep_checkpoints)
-        if run.folder:
-            run.folder.write_explanation(program.explain())
-        state = run.make_ready(state, seed)
+        # Only from here on is anything compiled or written.
+        caught = stack.enter_context(catch_signals())
+        folder = resumed if first else None
+        if run_dir is not None and not resumed and first:
+            folder = RunFolder.create(run_dir, config, placement.explain().words)
         if folder:
-            run.rewind(state)
-            if run.saved and _episodes_are_lost(program) and distributed.is_first():
-                run.say_episodes_restart()
-        if distributed.is_first():
-            run.sinks.extend(_make_sinks(run.folder, schedule, run.rows, progress, wandb, config, sinks))
-        return run.loop(state)
+            folder.write_report(program.explain())
+        path = folder.path if folder else None
+        evaluator = Evaluator(program, env, schedule, seed)
+        recorder = Recorder(
+            program,
+            schedule,
+            folder=folder,
+            keeps=run_dir is not None,
+            keep_checkpoints=keep_checkpoints,
+            sinks=make_sinks(schedule, progress, wandb, config, path, sinks) if first else (),
+            saved=saved,
+        )
+        stack.enter_context(recorder)
+        if saved:
+            run = Run.resume(saved, program, schedule, evaluator, recorder, caught, seed)
+        else:
+            run = Run.new(program, schedule, evaluator, recorder, caught, seed)
+        return run.train(longest_chunk)
 
 
-def _episodes_are_lost(program: Program) -> bool:
-    """Say whether environments stand outside the state, so that a run that goes on begins new episodes."""
-    if plays_whole_episodes(program):
-        return False
-    return isinstance(program, LearnerProgram) or isinstance(program.env, HostEnvs)
-
-
-def usual_length(placement: Placement, agent: Agent, env: Env | HostEnvs) -> int:
+def usual_length(placement: Placement, agent: Agent, env: Env | HostEnvFactory) -> int:
     """Return the steps of a rollout where the user names none."""
-    if plays_whole_episodes(placement):
+    if placement.whole_episodes:
         return longest_episode(env.spec)
     return agent.rollout_length
 
@@ -179,7 +209,9 @@ def _check_integers(least: int, **values: Any) -> None:
             raise ValueError(f"{name}={value!r} must be {rule}{f'; use {int(value)}' if near else ''}.")
 
 
-def resolve_env(env: Env | HostEnvs | str, options: Mapping[str, Any] | None) -> tuple[Env | HostEnvs, dict[str, Any]]:
+def resolve_env(
+    env: Env | HostEnvFactory | str, options: Mapping[str, Any] | None
+) -> tuple[Env | HostEnvFactory, dict[str, Any]]:
     """Return the environment, made if it is a name, and what is recorded of it."""
     if isinstance(env, str):
         from podium import envs
@@ -194,7 +226,7 @@ def resolve_env(env: Env | HostEnvs | str, options: Mapping[str, Any] | None) ->
 
 
 def _find_folder(run_dir: Path | str | None, resume: bool) -> RunFolder | None:
-    """Return the folder of the run to go on with; None for a new run, whose folder can be made but is not yet."""
+    """Return the folder of the run to resume; None for a new run, whose folder can be made but is not yet."""
     if run_dir is None:
         return None
     if resume:
@@ -202,20 +234,3 @@ def _find_folder(run_dir: Path | str | None, resume: bool) -> RunFolder | None:
     if distributed.is_first():
         check_new_folder(run_dir)
     return None
-
-
-def _make_sinks(
-    folder: RunFolder | None,
-    schedule: Schedule,
-    earlier: list[dict[str, Any]],
-    progress: bool,
-    wandb: Literal["disabled", "offline", "online"],
-    config: dict[str, Any],
-    further: Sequence[Any],
-) -> list[Any]:
-    sinks: list[Any] = [TerminalSink(schedule.total * schedule.steps_per_update, progress)]
-    if folder is not None:
-        sinks += [JsonlSink(folder.metrics), CurveSink(folder.curve, earlier)]
-    if wandb != "disabled":
-        sinks.append(WandbSink(wandb, "podium", config, folder.path if folder else Path(".")))
-    return sinks + list(further)

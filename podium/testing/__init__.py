@@ -1,7 +1,8 @@
 """What any environment and any agent can be put through: the contracts as functions, and environments that probe.
 
 `check_env`, `check_host_env` and `check_agent` say in one sentence which rule is broken and how to mend it. The probe
-environments have values known on paper. `assert_compiles_once` watches jitted functions.
+environments have values known on paper. `check_metrics` holds a program to what it declares of its metrics.
+`assert_compiles_once` watches jitted functions.
 """
 
 from podium.testing.agents import check_agent
@@ -9,6 +10,7 @@ from podium.testing.compiles import assert_compiles_once
 from podium.testing.environments import check_env
 from podium.testing.errors import ContractError
 from podium.testing.host import check_host_env
+from podium.testing.metrics import check_metrics
 from podium.testing.probes import (
     probe_continuous,
     probe_discount,
@@ -26,6 +28,7 @@ __all__ = [
     "check_agent",
     "check_env",
     "check_host_env",
+    "check_metrics",
     "probe_continuous",
     "probe_discount",
     "probe_environments",

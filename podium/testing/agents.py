@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podium.agent import ActOutput, Agent, Aux, Plan, fresh_carry
+from podium.agent import ActOutput, Agent, Aux, Plan, fresh_carry, policy_leaves
 from podium.env import Env, auto_reset
-from podium.learn import first_minibatch, learn, plan_divides
-from podium.placement.anakin import Anakin, AnakinProgram
+from podium.learn import draw, learn, plan_divides, prepare
+from podium.placement.anakin import Anakin
+from podium.placement.contract import Program
 from podium.rollout import begin, rollout
 from podium.testing.errors import ContractError
 from podium.testing.probes import probe_continuous, probe_termination, probe_truncation
@@ -33,8 +34,8 @@ def check_agent(
     The rules: every function can be traced; `act` returns actions that fit the spec, one a key, each from its own row
     only; greedy actions need no randomness; memory is zeroed where `first`, but numbers of environments stay; `plan`
     returns data [T, B, ...]; metrics are scalars; `apply` and `observe` return a state of the same structure, so that
-    training is one loop; gradients are finite, and do not see what came after a termination; several seeds under
-    `jax.vmap`, and several devices, change nothing.
+    training is one loop; a `policy_mask` fits the state and marks something; gradients are finite, and do not see what
+    came after a termination; several seeds under `jax.vmap`, and several devices, change nothing.
 
     Args:
       agent: to check.
@@ -80,6 +81,7 @@ class _Check:
         self._check_arrays("init", state)
         params = self._traced("actor", self.agent.actor, state)
         self._check_act(params)
+        self._check_policy_mask(state)
         trajectory = self._rollout(params)
         plan = self._check_plan(state, trajectory)
         self._check_learning(state, trajectory, plan)
@@ -178,7 +180,7 @@ class _Check:
         self, call: Callable[..., ActOutput], keys: Key, carry: PyTree, obs: PyTree, first: Any, output: ActOutput
     ) -> None:
         half = self.num_envs // 2
-        take = lambda tree: jax.tree.map(lambda x: x[:half], tree)  # noqa: E731
+        take = lambda tree: jax.tree.map(lambda x: x[:half], tree)
         part = call(keys[:half], take(carry), take(obs), first[:half], False)
         self._check_same(
             take(output),
@@ -212,6 +214,23 @@ class _Check:
                 "Zero the memory where `first` before using it.",
             )
 
+    def _check_policy_mask(self, state: PyTree) -> None:
+        if self.agent.policy_mask is None:
+            return
+        try:
+            marks = policy_leaves(self.agent, state)
+        except Exception as error:
+            line = str(error).strip().split("\n")[0]
+            raise self._broken(
+                f"policy_mask does not fit the State ({type(error).__name__}: {line}).",
+                "Return Python bools in a tree that is a prefix of State.",
+            ) from error
+        if not any(marks):
+            raise self._broken(
+                "policy_mask marks no floating-point array of the State.",
+                "Mark the parameters that greedy actions depend on, or leave it out.",
+            )
+
     def _rollout(self, params: PyTree) -> Trajectory:
         def play(key: Key) -> Trajectory:
             index = jnp.arange(self.num_envs)
@@ -240,10 +259,10 @@ class _Check:
 
     def _minibatch(self, state: PyTree, trajectory: Trajectory) -> PyTree:
         """Return a minibatch that depends on the data only through its rows."""
-        plan = self.agent.plan(self.key, state, trajectory)
         replay = self.agent.replay
         if replay is None:
-            return first_minibatch(self.key, plan)
+            return draw(self.agent, prepare(self.key, self.agent, state, (), trajectory, 1), 0).data
+        plan = self.agent.plan(self.key, state, trajectory)
         item = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), plan.data)
         stored = replay.init(item, self.num_envs, 1, self.rollout_length)
         stored = jax.lax.while_loop(
@@ -297,12 +316,13 @@ class _Check:
     def run_on_devices(self) -> None:
         """Check several seeds, and several devices where there are."""
 
-        def build(devices: list[jax.Device], seeds: int = 1) -> AnakinProgram:
+        def build(devices: list[jax.Device], seeds: int = 1) -> Program:
             sizes = {"num_envs": self.num_envs, "rollout_length": self.rollout_length, "seeds": seeds}
             return Anakin(devices).build(self.agent, self.env, **sizes)
 
-        def learnt(program: AnakinProgram) -> PyTree:
-            program.compile(_COMPILER_OPTIONS)
+        def learnt(program: Program) -> PyTree:
+            loop: Any = program.loop  # Compiled as one; it takes options.
+            loop.compile(_COMPILER_OPTIONS)
             state, _ = program.chunk(program.init(0), 1)
             return jax.device_get(self.agent.actor(state.agent))
 

@@ -85,7 +85,7 @@ def _play(env: Env, key: Key, num_steps: int) -> _Play:
         return next_state, (state, action, timestep)
 
     def all_steps(starts: PyTree, keys: Key) -> Any:
-        body = lambda states, keys: jax.vmap(one_step)(starts, states, *keys)  # noqa: E731
+        body = lambda states, keys: jax.vmap(one_step)(starts, states, *keys)
         return jax.lax.scan(body, starts, (keys[0], keys[1]))[1]
 
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from podium.host import HostEnv, HostEnvs
+from podium.host import HostEnv, HostEnvFactory
 from podium.testing.errors import ContractError
 from podium.testing.specs import broken, check_spec, is_spec, within
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, PyTree, TimeStep
@@ -18,8 +18,8 @@ _COPY = "Copy what a later step overwrites."
 _SEED = "Derive all randomness from `seed` and the environment's number, first_index + i, and from nothing else."
 
 
-def check_host_env(envs: HostEnvs, *, num_envs: int = 4, num_steps: int = 200, seed: int = 0) -> None:
-    """Check that `envs` keeps the contract of `podium.host.HostEnvs` and `podium.host.HostEnv`.
+def check_host_env(envs: HostEnvFactory, *, num_envs: int = 4, num_steps: int = 200, seed: int = 0) -> None:
+    """Check that `envs` keeps the contract of `podium.host.HostEnvFactory` and `podium.host.HostEnv`.
 
     The rules: the spec is sound, and the record JSON; every step returns a TimeStep of NumPy arrays [num_envs, ...], of
     one structure, which fits the spec and which no later step overwrites; rows that are no transition are marked and
@@ -69,9 +69,9 @@ def random_actions(spec: EnvSpec, num_steps: int, num_envs: int, seed: int) -> n
     return generator.uniform(low, high, (num_steps, num_envs, *spec.action.shape)).astype(spec.action.dtype)
 
 
-def _check_description(envs: HostEnvs) -> None:
-    if not isinstance(envs, HostEnvs):
-        raise ContractError(f"A {type(envs).__name__} was given; make it a podium.host.HostEnvs.")
+def _check_description(envs: HostEnvFactory) -> None:
+    if not isinstance(envs, HostEnvFactory):
+        raise ContractError(f"A {type(envs).__name__} was given; make it a podium.host.HostEnvFactory.")
     check_spec(envs.spec)
     frames = envs.frames_per_step
     if isinstance(frames, bool) or not isinstance(frames, int) or frames < 1:
@@ -91,7 +91,7 @@ def _spaces(spec: EnvSpec) -> tuple[Any, list[Any]]:
     return structure, [(type(x), tuple(x.shape), np.dtype(x.dtype), getattr(x, "num_values", 0)) for x in leaves]
 
 
-def _play(envs: HostEnvs, actions: np.ndarray, seed: int, first_index: int) -> list[TimeStep]:
+def _play(envs: HostEnvFactory, actions: np.ndarray, seed: int, first_index: int) -> list[TimeStep]:
     """Return what `reset` and then each step gave, each checked for its structure."""
     spec, num_envs = envs.spec, actions.shape[1]
     env = envs.make(num_envs, seed, first_index)
@@ -245,7 +245,7 @@ def _check_last_obs(spec: EnvSpec, play: TimeStep, last: np.ndarray) -> None:
         )
 
 
-def _check_refusals(envs: HostEnvs, actions: np.ndarray, steps: list[TimeStep], seed: int) -> None:
+def _check_refusals(envs: HostEnvFactory, actions: np.ndarray, steps: list[TimeStep], seed: int) -> None:
     """Call out of turn and send bad actions; then play as before, which must give the same."""
     spec = envs.spec
     env = envs.make(actions.shape[1], seed, 0)

@@ -1,0 +1,60 @@
+"""Evaluate the policy of a run as it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from podium import xla
+from podium.env import Env
+from podium.evaluate import make_evaluator, make_host_evaluator
+from podium.host import HostEnvFactory
+from podium.placement.contract import Program
+from podium.schedule import Schedule
+from podium.tally import to_python
+from podium.types import PyTree
+
+
+class Evaluator:
+    """Evaluates the current policy on a key stream of its own: the same at the same iteration, whatever went before."""
+
+    def __init__(self, program: Program, env: Env | HostEnvFactory, schedule: Schedule, seed: int):
+        several = program.sizes.seeds > 1
+        self.actor = jax.jit(jax.vmap(program.agent.actor) if several else program.agent.actor)
+        self._function: Any
+        self._on_host = isinstance(env, HostEnvFactory)
+        if isinstance(env, HostEnvFactory):
+            self._function = make_host_evaluator(program.agent, env, schedule.evaluation.episodes)
+        else:
+            function = make_evaluator(program.agent, env, schedule.evaluation.episodes)
+            # On one device whatever the mesh: the numbers must not depend on the number of devices.
+            self._function = jax.jit(jax.vmap(function, in_axes=(None, 0, None)) if several else function)
+        self._key = jax.random.fold_in(jax.random.key(seed), 0x65766C)
+        self._program, self._schedule = program, schedule
+
+    def compile(self, state: PyTree) -> None:
+        """Compile, so that the first call does not; what plays on the CPU compiles as it plays."""
+        if self._on_host:
+            return
+        here = jax.sharding.SingleDeviceSharding(self._program.devices[0])
+        shapes = jax.eval_shape(self.actor, self._program.agent_state(state))
+        params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
+        options = xla.options(self._program.devices[0])
+        self._function = self._function.lower(self._key, params, np.int32(0)).compile(options)
+
+    def __call__(self, state: PyTree, update: int, stop: Callable[[], bool]) -> dict[str, Any]:
+        """Return the evaluation of `state`; nothing where `stop` says to end it, which only the CPU hears."""
+        params = self.actor(self._program.agent_state(state))
+        params = jax.device_put(params, self._program.devices[0])
+        key = jax.random.fold_in(self._key, update)
+        most = self._schedule.max_eval_steps(update)
+        if self._on_host:
+            metrics = self._function(key, params, most, stop)
+        else:
+            metrics = self._function(key, params, np.int32(most))
+        if metrics is None:
+            return {}
+        return to_python(metrics) | {"eval_episodes": self._schedule.evaluation.episodes, "eval_max_steps": most}
