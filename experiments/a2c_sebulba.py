@@ -2,33 +2,26 @@
 
 python experiments/a2c_sebulba.py --env Pong-v5 --preset atari-a2c
 python experiments/a2c_sebulba.py --env envpool/CartPole-v1 --lockstep
+
+The same as `podium train --agent a2c --placement sebulba`, which takes the same flags.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from collections.abc import Sequence
 
-import a2c_anakin
-import cli
-import presets
+from podium import presets
+from podium.commands.scripts import Script, envs_of_actors
 
-from podium.agents import a2c
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags(a2c.Config, cli.SebulbaFlags):
-    """Flags of an A2C run on host environments."""
-
-    rollout_length: int = 5
-    """Steps of every environment before each learning phase."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Train, and return the exit code."""
-    return cli.main(Flags, a2c, presets.A2C_SEBULBA, a2c_anakin.sizes_in_words, argv)
-
+SCRIPT = Script(
+    "a2c",
+    "sebulba",
+    presets.A2C_SEBULBA,
+    defaults={"env": "Pong-v5", "num_envs": 8},
+    aliases={"envs_per_actor": "envs-per-thread"},
+    settle=envs_of_actors,
+)
+main = SCRIPT.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,43 +3,25 @@
 python experiments/apex_distributed.py --env podium/Catch
 python experiments/apex_distributed.py --env Pong-v5 --preset atari-apex --workers 8
 python experiments/apex_distributed.py --env podium/Catch --engine ray --replay-engine ray
+
+The same as `podium train --agent apex --placement distributed_actors --replay-apart`, which takes the same flags.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
 
-import cli
-import dqn_anakin
-import presets
+from podium import presets
+from podium.commands.scripts import Script
 
-from podium.agents import apex
-from podium.placement.program import Sizes
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags(apex.Config, cli.DistributedActorsFlags):
-    """Flags of an Ape-X run."""
-
-    rollout_length: int = 4
-    """Steps of every environment that a worker sends at once."""
-
-
-def sizes_in_words(config: apex.Config, sizes: Sizes) -> Mapping[str, str]:
-    """Say what an iteration learns from, and how actors explore."""
-    words = dict(dqn_anakin.sizes_in_words(config, sizes))
-    least = config.epsilon_start ** (1 + config.epsilon_spread)
-    words["exploration"] = f"epsilon {config.epsilon_start:g} to {least:.2g} over {config.num_actors} actors"
-    words["replay"] += f", drawn by |TD error| to the power of {config.priority_exponent:g}"
-    return words
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Train, and return the exit code."""
-    return cli.main(Flags, apex, presets.APEX, sizes_in_words, argv)
-
+SCRIPT = Script(
+    "apex",
+    "distributed_actors",
+    presets.APEX,
+    defaults={"num_envs": 16, "rollout_length": 4, "replay_apart": True},
+    aliases={"actor_devices": "worker-devices", "actor_timeout": "worker-timeout"},
+)
+main = SCRIPT.main
 
 if __name__ == "__main__":
     sys.exit(main())

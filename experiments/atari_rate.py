@@ -15,8 +15,8 @@ import numpy as np
 import podium
 from podium.agents import ppo
 from podium.env import Env
-from podium.host import HostEnvs
-from podium.placement.devices import resolve_devices
+from podium.host import HostEnvFactory
+from podium.placement.compiled.devices import resolve_devices
 from podium.types import Array, PyTree
 
 FRAMES = 4
@@ -166,7 +166,7 @@ def _envpool_rate(flags: AtariFlags) -> float | None:
         envs = podium.envs.make(f"{flags.game}-v5")
     except ValueError:
         return None
-    assert isinstance(envs, HostEnvs)
+    assert isinstance(envs, HostEnvFactory)
     env = envs.make(64, flags.seed, 0)
     actions = np.random.default_rng(flags.seed).integers(0, envs.spec.action.num_values, (64, 64))  # type: ignore[union-attr]
     try:

@@ -30,7 +30,6 @@ from typing import Annotated, Any, Literal
 
 import atari_rate
 import central_rate
-import cli
 import evolution_rate
 import jax
 import jax.numpy as jnp
@@ -41,9 +40,10 @@ import podium
 from podium import xla
 from podium.agent import Agent
 from podium.agents import dqn, ppo
+from podium.commands.console import guard, read_flags
 from podium.env import auto_reset
 from podium.evaluate import make_evaluator
-from podium.placement.devices import request_cpu_threads
+from podium.placement.compiled.devices import request_cpu_threads
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec
 
 
@@ -184,7 +184,7 @@ def anakin(flags: AnakinFlags) -> dict[str, Any]:
     if flags.devices is not None and (sentence := podium.request_devices(flags.devices)):
         print(sentence, file=sys.stderr)
     num_envs, rollout_length = _sizes(flags)
-    agent, env = _make_agent(flags), podium.envs.make(flags.env)
+    agent, env = _make_agent(flags), podium.envs.make_pure(flags.env)
     per_update = num_envs * rollout_length
     updates = flags.num_steps // per_update
     if not updates:
@@ -254,7 +254,7 @@ def paired(flags: PairedFlags) -> dict[str, Any]:
     config = ppo.Config(num_epochs=flags.epochs, num_minibatches=flags.minibatches, value_clip=0.2)
     program = podium.Anakin(devices=1).build(
         ppo.make(config),
-        podium.envs.make(flags.env),
+        podium.envs.make_pure(flags.env),
         num_envs=flags.num_envs,
         rollout_length=flags.rollout_length,
         max_updates=flags.updates,
@@ -287,7 +287,7 @@ def solve(flags: SolveFlags) -> dict[str, Any]:
     """Measure the time to a threshold; see `SolveFlags`."""
     _check_positive(flags, "runs", "eval_every", "num_steps")
     config = ppo.Config(learning_rate=flags.learning_rate, num_epochs=flags.epochs, num_minibatches=flags.minibatches)
-    agent, env = ppo.make(config), podium.envs.make(flags.env)
+    agent, env = ppo.make(config), podium.envs.make_pure(flags.env)
     updates = max(1, flags.eval_every // (flags.num_envs * flags.rollout_length))
     program = podium.Anakin(devices=1).build(
         agent, env, num_envs=flags.num_envs, rollout_length=flags.rollout_length, max_updates=updates
@@ -335,7 +335,7 @@ def sebulba(flags: sebulba_rate.SebulbaFlags) -> dict[str, Any]:
 
 def central(flags: central_rate.CentralFlags) -> dict[str, Any]:
     """Measure central inference beside its stages alone; see `central_rate.CentralFlags`."""
-    _check_positive(flags, "num_envs", "envs_per_worker", "rollout_length", "hidden_size", "updates", "repeats")
+    _check_positive(flags, "num_envs", "envs_per_actor", "rollout_length", "hidden_size", "updates", "repeats")
     return {**central_rate.measure(flags), **_circumstances()}
 
 
@@ -356,7 +356,7 @@ def evolution(flags: evolution_rate.EvolutionFlags) -> dict[str, Any]:
 def env_bound(flags: EnvFlags) -> dict[str, Any]:
     """Measure bare stepping; see `EnvFlags`."""
     _check_positive(flags, "num_envs", "num_steps", "repeats")
-    env = auto_reset(podium.envs.make(flags.env))
+    env = auto_reset(podium.envs.make_pure(flags.env))
     length = flags.num_steps // flags.num_envs
     if not length:
         raise ValueError(f"num_steps={flags.num_steps} is less than num_envs={flags.num_envs}; use {flags.num_envs}.")
@@ -467,7 +467,7 @@ def random_action(spec: DiscreteSpec | ArraySpec) -> Callable[[Array, int], Arra
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and return the exit code."""
-    return cli.guard(lambda: _main(sys.argv[1:] if argv is None else argv))
+    return guard(lambda: _main(sys.argv[1:] if argv is None else argv))
 
 
 def _main(argv: Sequence[str]) -> int:
@@ -483,7 +483,7 @@ def _main(argv: Sequence[str]) -> int:
         | Annotated[ScalingFlags, tyro.conf.subcommand("scaling")]
         | Annotated[MatmulFlags, tyro.conf.subcommand("matmul")]
     )
-    flags = cli.read_flags(modes, argv, description="Measure; one JSON object a line.")
+    flags = read_flags(modes, argv, description="Measure; one JSON object a line.")
     if isinstance(flags, ScalingFlags):
         return scaling(flags)
     measure: dict[type, Callable[[Any], dict[str, Any]]] = {

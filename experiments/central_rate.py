@@ -11,14 +11,18 @@ from typing import Any
 import jax
 import numpy as np
 
+import podium
 from podium.agents import impala
-from podium.host import CheckedHostEnv, HostEnv, HostEnvs
-from podium.placement.central_inference import CentralInference, CentralInferenceProgram
-from podium.placement.cores import TRIAL
-from podium.placement.inference import Inference
+from podium.host import CheckedHostEnv, HostEnv, HostEnvFactory
+from podium.placement.actors.host import HostActing
+from podium.placement.actors.inference import CompiledInference, request_shapes
+from podium.placement.compiled.iteration import params_shapes
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, TimeStep
 
 STAGES = ("environments", "inference", "learning", "serving")
+
+WARM_UP = 4
+"""Updates that are not counted."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,7 +31,7 @@ class CentralFlags:
 
     num_envs: int = 64
     """Environments."""
-    envs_per_worker: int = 1
+    envs_per_actor: int = 1
     """Those of a thread."""
     in_turn: bool = False
     """Whether those of a thread step one after another, as Gymnasium's do in one process; else they step at once, and
@@ -80,14 +84,14 @@ class SlowEnv(CheckedHostEnv):
         pass
 
 
-def slow_envs(shortest: float, longest: float, in_turn: bool = False) -> HostEnvs:
+def slow_envs(shortest: float, longest: float, in_turn: bool = False) -> HostEnvFactory:
     """Return environments that sleep between so many seconds in every step, at once or one after another."""
     spec = EnvSpec("slow", ArraySpec((4,)), DiscreteSpec(2), max_episode_steps=1000)
 
     def make(num_envs: int, seed: int, first_index: int) -> HostEnv:
         return SlowEnv(spec, num_envs, seed + first_index, shortest, longest, in_turn)
 
-    return HostEnvs(spec, make, resets_in_next_step=False)
+    return HostEnvFactory(spec, make, resets_in_next_step=False)
 
 
 def measure(flags: CentralFlags) -> dict[str, Any]:
@@ -99,8 +103,8 @@ def measure(flags: CentralFlags) -> dict[str, Any]:
     """
     if not 0 <= flags.shortest <= flags.longest:
         raise ValueError(f"shortest={flags.shortest} must be 0 to longest={flags.longest} seconds.")
-    if flags.num_envs % flags.envs_per_worker:
-        raise ValueError(f"num_envs={flags.num_envs} is not divisible by envs_per_worker={flags.envs_per_worker}.")
+    if flags.num_envs % flags.envs_per_actor:
+        raise ValueError(f"num_envs={flags.num_envs} is not divisible by envs_per_actor={flags.envs_per_actor}.")
     envs = slow_envs(flags.shortest, flags.longest, flags.in_turn)
     alone, turns = [_environments_alone(envs, flags)], []
     for _ in range(flags.repeats):
@@ -121,11 +125,11 @@ def measure(flags: CentralFlags) -> dict[str, Any]:
     }
 
 
-def _turn(envs: HostEnvs, flags: CentralFlags) -> dict[str, float]:
+def _turn(envs: HostEnvFactory, flags: CentralFlags) -> dict[str, float]:
     """Build, warm up, and time updates that follow one another without a pause; then inference alone."""
     agent = impala.make(impala.Config(hidden_sizes=(flags.hidden_size,) * 2))
-    placement = CentralInference(
-        flags.envs_per_worker,
+    placement = podium.CentralInference(
+        flags.envs_per_actor,
         devices=1,
         batch_size=flags.batch_size,
         max_wait=flags.max_wait,
@@ -135,7 +139,7 @@ def _turn(envs: HostEnvs, flags: CentralFlags) -> dict[str, float]:
     program = placement.build(agent, envs, max_updates=flags.updates, **sizes)
     steps = flags.num_envs * flags.rollout_length * flags.updates
     try:
-        state, _ = program.chunk(program.init(0), min(len(TRIAL) + 4, flags.updates))
+        state, _ = program.chunk(program.init(0), min(WARM_UP, flags.updates))
         began = time.perf_counter()
         state, metrics = program.chunk(state, flags.updates)
         seconds = time.perf_counter() - began
@@ -144,7 +148,7 @@ def _turn(envs: HostEnvs, flags: CentralFlags) -> dict[str, float]:
     values: dict[str, np.ndarray] = {name: np.asarray(value) for name, value in metrics.items()}
     return {
         "steps_per_second": steps / seconds,
-        "inference_steps_per_second": _inference_alone(program, agent.actor(state.agent)),
+        "inference_steps_per_second": _inference_alone(program, placement, state),
         "learning_steps_per_second": steps / float(values["learn_seconds"].sum()),
         "inference_batch": float(values["inference_batch_mean"].mean()),
         "inference_latency_max": float(values["inference_latency_max"].max()),
@@ -154,11 +158,11 @@ def _turn(envs: HostEnvs, flags: CentralFlags) -> dict[str, float]:
     }
 
 
-def _environments_alone(envs: HostEnvs, flags: CentralFlags) -> float:
+def _environments_alone(envs: HostEnvFactory, flags: CentralFlags) -> float:
     """Return the steps a second of the same threads, under actions that nobody has to think of."""
-    steps, each = flags.rollout_length * max(1, flags.updates // 4), flags.envs_per_worker
-    workers = flags.num_envs // each
-    barrier, rates = threading.Barrier(workers), [0.0] * workers
+    steps, each = flags.rollout_length * max(1, flags.updates // 4), flags.envs_per_actor
+    actors = flags.num_envs // each
+    barrier, rates = threading.Barrier(actors), [0.0] * actors
 
     def play(number: int) -> None:
         env = envs.make(each, 0, number * each)
@@ -170,7 +174,7 @@ def _environments_alone(envs: HostEnvs, flags: CentralFlags) -> float:
             env.recv()
         rates[number] = each * steps / (time.perf_counter() - began)
 
-    threads = [threading.Thread(target=play, args=(number,)) for number in range(workers)]
+    threads = [threading.Thread(target=play, args=(number,)) for number in range(actors)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -178,13 +182,17 @@ def _environments_alone(envs: HostEnvs, flags: CentralFlags) -> float:
     return sum(rates)
 
 
-def _inference_alone(program: CentralInferenceProgram, params: Any) -> float:
+def _inference_alone(program: podium.Program, placement: podium.CentralInference, state: Any) -> float:
     """Return the steps a second of acting for full batches, one after the other, with what goes up and comes down."""
-    (size, act), *_ = reversed(program.compiled_acting[0].items())
-    shapes = Inference(program.agent, program.env.spec).question(size)
-    question = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-    jax.device_get(act(params, question))
+    agent, device, sizes = program.agent, program.devices[0], program.sizes
+    assert isinstance(program.env, podium.HostEnvFactory)
+    acting = HostActing(agent, program.env, sizes.num_envs, sizes.rollout_length)
+    size = placement.batch_size or sizes.num_envs
+    act = CompiledInference(acting, params_shapes(agent, acting.spec), device, size).act[size]
+    params, leaves = agent.actor(program.agent_state(state)), jax.tree.leaves(request_shapes(acting, size))
+    request = [np.zeros(x.shape, x.dtype) for x in leaves]
+    jax.device_get(act(params, request))
     began, calls = time.perf_counter(), 200
     for _ in range(calls):
-        jax.device_get(act(params, question))
+        jax.device_get(act(params, request))
     return calls * size / (time.perf_counter() - began)

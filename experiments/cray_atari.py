@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import a2c_sebulba
-import cli
 import impala_sebulba
 import ppo_sebulba
 
+from podium.commands.console import guard, read_flags
 from podium.files import write_atomic, write_json
 
 SCRIPTS = {"impala": impala_sebulba, "ppo": ppo_sebulba, "a2c": a2c_sebulba}
-GAMES = ("BeamRider", "Breakout", "Qbert", "SpaceInvaders")
+Game = Literal["BeamRider", "Breakout", "Qbert", "SpaceInvaders"]
+GAMES: tuple[Game, ...] = ("BeamRider", "Breakout", "Qbert", "SpaceInvaders")
 
 PUBLISHED = {
     ("impala", "BeamRider"): (2173, "28 min"),
@@ -52,7 +53,7 @@ class Flags:
 
     agents: tuple[Literal["impala", "ppo", "a2c"], ...] = ("impala", "ppo", "a2c")
     """Rows."""
-    games: tuple[Literal["BeamRider", "Breakout", "Qbert", "SpaceInvaders"], ...] = GAMES
+    games: tuple[Game, ...] = GAMES
     """Columns."""
     num_steps: int = 10_000_000
     """Environment steps of each cell."""
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Fill the table, and return the exit code: that of the first run that was stopped or failed."""
     given = list(sys.argv[1:] if argv is None else argv)
     at = given.index("--") if "--" in given else len(given)
-    return cli.guard(lambda: _fill(cli.read_flags(Flags, given[:at], description=__doc__), given[at + 1 :]))
+    return guard(lambda: _fill(read_flags(Flags, given[:at], description=__doc__), given[at + 1 :]))
 
 
 def _fill(flags: Flags, further: list[str]) -> int:

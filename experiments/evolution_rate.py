@@ -17,7 +17,8 @@ import podium
 from podium.agents import ppo
 from podium.env import Env
 from podium.evaluate import longest_episode, make_evaluator
-from podium.placement.evolution import Evolution, EvolutionProgram
+from podium.placement.contract import Program
+from podium.placement.evolution import Strategy
 from podium.types import Key
 
 
@@ -41,16 +42,15 @@ Turn = Callable[[], tuple[float, float]]
 
 def measure(flags: EvolutionFlags) -> dict[str, Any]:
     """Measure; see `EvolutionFlags`. Ratios are those of neighbours in time."""
-    env = podium.envs.make(flags.env)
-    if not isinstance(env, Env):
-        raise ValueError(f"env={flags.env!r} runs on the CPU, outside compiled programs; choose a pure one.")
+    env = podium.envs.make_pure(flags.env)
     limit = longest_episode(env.spec)
-    placement = Evolution(devices=1)
+    placement = podium.Evolution(devices=1)
     program = placement.build(
         ppo.make(ppo.Config()), env, num_envs=flags.population, rollout_length=limit, max_updates=flags.generations
     )
     turns: dict[str, Turn] = {"podium": lambda: _podium(program, flags)}
-    other = _evosax(program, flags)
+    strategy = placement.strategy(program.agent, env.spec)
+    other = _evosax(program, strategy, flags)
     if other is not None:
         turns["evosax"] = other
     evaluations = flags.generations * flags.population
@@ -59,7 +59,7 @@ def measure(flags: EvolutionFlags) -> dict[str, Any]:
         for name, turn in turns.items():
             found[name].append(turn())
     line: dict[str, Any] = {"what": "evolution", **dataclasses.asdict(flags)}
-    line["members_at_once"] = 2 * program.pairs_at_once
+    line["members_at_once"] = 2 * placement.pairs_at_once(strategy.size, flags.population, program.devices[0])
     for name, results in found.items():
         line[f"{name}_evaluations_per_second"] = statistics.median(evaluations / seconds for seconds, _ in results)
         line[f"{name}_steps_per_second"] = statistics.median(steps / seconds for seconds, steps in results)
@@ -71,7 +71,7 @@ def measure(flags: EvolutionFlags) -> dict[str, Any]:
     return line
 
 
-def _podium(program: EvolutionProgram, flags: EvolutionFlags) -> tuple[float, float]:
+def _podium(program: Program, flags: EvolutionFlags) -> tuple[float, float]:
     program.compile()
     state = jax.block_until_ready(program.init(0))
     began = time.perf_counter()
@@ -79,21 +79,21 @@ def _podium(program: EvolutionProgram, flags: EvolutionFlags) -> tuple[float, fl
     return time.perf_counter() - began, float(np.sum(metrics["valid_steps"]))
 
 
-def _evosax(program: EvolutionProgram, flags: EvolutionFlags) -> Turn | None:
+def _evosax(program: Program, ours: Strategy, flags: EvolutionFlags) -> Turn | None:
     """Return a turn of OpenES with the same parameters, deviation, optimiser and rollout; None where it is missing."""
     try:
-        from evosax.algorithms import Open_ES  # type: ignore[import-not-found, unused-ignore]
+        from evosax.algorithms import Open_ES
     except ImportError:
         return None
-    start, placement = program.init(0), program.placement
-    ours = placement.strategy(program.agent, program.env.spec)
+    start, settings = program.init(0), ours.settings
     mean = ours.parameters(start.agent)
     strategy = Open_ES(
         population_size=flags.population,
         solution=mean,
-        optimizer=optax.adam(placement.learning_rate),
-        std_schedule=optax.constant_schedule(placement.sigma),
+        optimizer=optax.adam(settings.learning_rate),
+        std_schedule=optax.constant_schedule(settings.sigma),
     )
+    assert isinstance(program.env, Env)
     play = make_evaluator(program.agent, program.env, 1, program.sizes.rollout_length)
 
     @jax.jit

@@ -2,33 +2,26 @@
 
 python experiments/impala_sebulba.py --env Pong-v5 --preset atari-impala
 python experiments/impala_sebulba.py --env envpool/CartPole-v1 --actor-threads 2 --num-envs 16
+
+The same as `podium train --agent impala --placement sebulba`, which takes the same flags.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from collections.abc import Sequence
 
-import cli
-import impala_anakin
-import presets
+from podium import presets
+from podium.commands.scripts import Script, envs_of_actors
 
-from podium.agents import impala
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags(impala.Config, cli.SebulbaFlags):
-    """Flags of an IMPALA run on host environments."""
-
-    rollout_length: int = 20
-    """Steps of every environment before each learning phase."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Train, and return the exit code."""
-    return cli.main(Flags, impala, presets.IMPALA_SEBULBA, impala_anakin.sizes_in_words, argv)
-
+SCRIPT = Script(
+    "impala",
+    "sebulba",
+    presets.IMPALA_SEBULBA,
+    defaults={"env": "Pong-v5", "num_envs": 8},
+    aliases={"envs_per_actor": "envs-per-thread"},
+    settle=envs_of_actors,
+)
+main = SCRIPT.main
 
 if __name__ == "__main__":
     sys.exit(main())

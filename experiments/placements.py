@@ -2,7 +2,7 @@
 
     python experiments/placements.py                                   # PPO on Catch, two (virtual) devices
     python experiments/placements.py --agent dqn --json placements.json --seed 1
-    python experiments/placements.py --placements Anakin Evolution --env CartPole-v1 --num-steps 500000
+    python experiments/placements.py --placements anakin evolution --env CartPole-v1 --num-steps 500000
 
 `return` is of greedy play, 128 episodes after training; `training` is that of the last row, as acted. Steps a second
 leave compiling and evaluating out; they are those of a small environment, where what a placement costs shows most.
@@ -14,30 +14,16 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
-
-import cli
+from typing import Any, Literal
 
 import podium
 from podium.agent import Agent
 from podium.agents import a2c, apex, dqn, impala, ppo
+from podium.commands.console import guard, read_flags
 from podium.files import write_json
-from podium.host import on_host
-from podium.placement.program import Placement, Program
+from podium.placement import PLACEMENTS, Placement, Program, find
 
-Name = Literal[
-    "Single",
-    "Anakin",
-    "LocalSGD",
-    "Sebulba",
-    "CentralInference",
-    "DistributedActors",
-    "ParameterServer",
-    "Evolution",
-]
-NAMES: tuple[Name, ...] = get_args(Name)
-ON_HOST = ("Sebulba", "CentralInference")
-
+IDLE = ("actor_idle", "learner_idle", "worker_idle", "server_idle")
 OPTIMA = {"podium/Catch": 1.0, "CartPole-v1": 500.0}
 
 
@@ -73,8 +59,8 @@ class Flags:
     """The agent; the same under every placement."""
     env: str = "podium/Catch"
     """A pure environment; `Sebulba` and `CentralInference` run it on the host."""
-    placements: tuple[Name, ...] = NAMES
-    """Rows."""
+    placements: tuple[str, ...] = tuple(PLACEMENTS)
+    """Rows, by names in the registry."""
     devices: int = 2
     """Devices; on a CPU, more than there are are virtual ones."""
     num_steps: int | None = None
@@ -88,50 +74,47 @@ class Flags:
 def main(argv: Sequence[str] | None = None) -> int:
     """Train every row, print the table, and return the exit code."""
     given = sys.argv[1:] if argv is None else argv
-    return cli.guard(lambda: _train_all(cli.read_flags(Flags, given, description=__doc__)))
+    return guard(lambda: _train_all(read_flags(Flags, given, description=__doc__)))
 
 
 def _train_all(flags: Flags) -> int:
     podium.request_devices(flags.devices)  # Before anything starts JAX.
     rows: list[dict[str, Any]] = []
-    for name in flags.placements:
+    for name in [find(name) for name in flags.placements]:
         rows.append(train(flags, name))
-        print(f"{name}: return {rows[-1]['episode_return']:.3g}", file=sys.stderr, flush=True)
+        print(f"{rows[-1]['placement']}: return {rows[-1]['episode_return']:.3g}", file=sys.stderr, flush=True)
         if flags.json:
             write_json(flags.json, rows)
     print(table(rows))
     return 0
 
 
-def placement(name: Name, agent: str, devices: int) -> Placement:
+def placement(name: str, agent: str, devices: int) -> Placement:
     """Return the placement of a row: workers where it has them are four, or one a device where there are more."""
     workers = 4 if 4 % devices == 0 else devices
-    if name == "Single":
-        return podium.Single()
-    if name == "Anakin":
-        return podium.Anakin(devices)
-    if name == "LocalSGD":
-        return podium.LocalSGD(workers=workers, devices=devices)
-    if name == "Sebulba":
-        return podium.Sebulba(actor_devices=1, learner_devices=max(1, devices - 1))
-    if name == "CentralInference":
-        return podium.CentralInference(envs_per_worker=settings(agent).num_envs // workers, devices=devices)
-    if name == "DistributedActors":
-        return podium.DistributedActors(workers=workers, worker_devices=1, learner_devices=max(1, devices - 1))
-    if name == "ParameterServer":
-        return podium.ParameterServer(workers=workers, devices=devices)
+    apart = max(1, devices - 1)
+    own: dict[str, dict[str, Any]] = {
+        "anakin": {"devices": devices},
+        "sebulba": {"actor_devices": 1, "learner_devices": apart},
+        "central_inference": {"envs_per_actor": settings(agent).num_envs // workers, "devices": devices},
+        "distributed_actors": {"workers": workers, "actor_devices": 1, "learner_devices": apart},
+        "parameter_server": {"workers": workers, "devices": devices},
+        "local_sgd": {"workers": workers, "devices": devices},
+        "evolution": {"devices": devices},
+    }
     if agent in ("dqn", "apex"):
         # Its last layer is not small at the start, so that it takes more noise to change what is greedy.
-        return podium.Evolution(sigma=0.2, learning_rate=0.05, weight_decay=0.005, devices=devices)
-    return podium.Evolution(devices=devices)
+        own["evolution"] |= {"sigma": 0.2, "learning_rate": 0.05, "weight_decay": 0.005}
+    return PLACEMENTS[name](**own.get(name, {}))
 
 
-def train(flags: Flags, name: Name) -> dict[str, Any]:
+def train(flags: Flags, name: str) -> dict[str, Any]:
     """Train under one placement and return its row."""
-    setting, env = settings(flags.agent), podium.envs.make(flags.env)
+    setting, env = settings(flags.agent), podium.envs.make_pure(flags.env)
+    where = placement(name, flags.agent, flags.devices)
     sizes: dict[str, Any] = {"num_envs": setting.num_envs, "rollout_length": setting.rollout_length}
     num_steps = setting.num_steps
-    if name == "Evolution":
+    if where.whole_episodes:
         limit = env.spec.max_episode_steps or setting.rollout_length
         population, generations = (2048, 110) if flags.agent in ("dqn", "apex") else (1024, 60)
         sizes, num_steps = {"num_envs": population, "rollout_length": limit}, generations * population * limit
@@ -142,9 +125,9 @@ def train(flags: Flags, name: Name) -> dict[str, Any]:
 
     result = podium.train(
         setting.agent,
-        on_host(env) if name in ON_HOST else env,
+        env,
         num_steps=flags.num_steps or num_steps,
-        placement=placement(name, flags.agent, flags.devices),
+        placement=where,
         seed=flags.seed,
         eval_every=0,
         progress=False,
@@ -152,9 +135,9 @@ def train(flags: Flags, name: Name) -> dict[str, Any]:
         **sizes,
     )
     last = result.metrics[-1]
-    idle = {key: last[key] for key in ("actor_idle", "learner_idle", "worker_idle", "server_idle") if key in last}
+    idle: dict[str, Any] = {key: last[key] for key in IDLE if key in last}
     return {
-        "placement": name,
+        "placement": type(where).__name__,
         "agent": flags.agent,
         "env": flags.env,
         "devices": flags.devices,

@@ -8,34 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
-import cli
-import ppo_anakin
-import presets
-
-from podium.agents import ppo
+from podium import presets
+from podium.commands.scripts import Script
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags(ppo_anakin.Flags):
-    """Flags of a PPO run on emulated Atari."""
+class Console:
+    """Options of the environment that have flags of their own here."""
 
-    env: str = "atari/Pong"
-    """Environment, atari/ and a game as ALE writes it; atari/Mixed is several at once."""
     backend: Literal["xla", "pallas"] = "xla"
     """What runs the console: compiled by XLA, anywhere, or one kernel, on a GPU."""
 
-    def options_of_env(self) -> dict[str, Any]:
-        """Return --env-options and --backend."""
-        return {"backend": self.backend, **super().options_of_env()}
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Train, and return the exit code."""
-    return cli.main(Flags, ppo, presets.PPO_ATARI, ppo_anakin.sizes_in_words, argv)
-
+SCRIPT = Script(
+    "ppo",
+    "anakin",
+    presets.PPO_ATARI,
+    defaults={"env": "atari/Pong"},
+    aliases={"num_epochs": "epochs", "num_minibatches": "minibatches"},
+    env_flags=Console,
+)
+main = SCRIPT.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,30 +2,26 @@
 
 python experiments/ppo_sebulba.py --env Pong-v5 --preset atari-ppo
 python experiments/ppo_sebulba.py --env envpool/CartPole-v1 --actor-threads 2 --num-envs 16
+
+The same as `podium train --agent ppo --placement sebulba`, which takes the same flags.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from collections.abc import Sequence
 
-import cli
-import ppo_anakin
-import presets
+from podium import presets
+from podium.commands.scripts import Script, envs_of_actors
 
-from podium.agents import ppo
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags(ppo_anakin.PPOFlags, cli.SebulbaFlags):
-    """Flags of a PPO run on host environments."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Train, and return the exit code."""
-    return cli.main(Flags, ppo, presets.PPO_SEBULBA, ppo_anakin.sizes_in_words, argv)
-
+SCRIPT = Script(
+    "ppo",
+    "sebulba",
+    presets.PPO_SEBULBA,
+    defaults={"env": "Pong-v5", "num_envs": 8},
+    aliases={"num_epochs": "epochs", "num_minibatches": "minibatches", "envs_per_actor": "envs-per-thread"},
+    settle=envs_of_actors,
+)
+main = SCRIPT.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -55,10 +55,16 @@ def log_prob_of(logits: jax.Array, action: jax.Array) -> jax.Array:
     return jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], 1)[:, 0]
 
 
+def forward(network: Network, params: Any, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return logits [N, A] and values [N]."""
+    output: Any = network.apply(params, obs)
+    return output
+
+
 def loss(params: Any, network: Network, batch: tuple[Step, jax.Array, jax.Array]) -> jax.Array:
     """Return PPO's loss of a minibatch."""
     step, advantage, target = batch
-    logits, value = network.apply(params, step.obs)
+    logits, value = forward(network, params, step.obs)
     clipped_value = step.value + jnp.clip(value - step.value, -CLIP, CLIP)
     value_loss = 0.5 * jnp.maximum(jnp.square(value - target), jnp.square(clipped_value - target)).mean()
     ratio = jnp.exp(log_prob_of(logits, step.action) - step.log_prob)
@@ -86,7 +92,7 @@ def make(
     def act(state: Any, _: None) -> tuple[Any, Step]:
         train_state, env_state, obs, key = state
         key, act_key, env_key = jax.random.split(key, 3)
-        logits, value = network.apply(train_state.params, obs)
+        logits, value = forward(network, train_state.params, obs)
         action = jax.random.categorical(act_key, logits)
         keys = jax.random.split(env_key, num_envs)
         next_obs, env_state, reward, terminated, truncated, _ = jax.vmap(env.step, (0, 0, 0, None))(
@@ -103,16 +109,17 @@ def make(
 
     def update(state: Any, _: None) -> tuple[Any, None]:
         (train_state, env_state, obs, key), steps = jax.lax.scan(act, state, None, length)
-        last_value = network.apply(train_state.params, obs)[1]
-        _, advantage = jax.lax.scan(back, (jnp.zeros_like(last_value), last_value), steps, reverse=True, unroll=16)
+        last_value = forward(network, train_state.params, obs)[1]
+        start = jnp.zeros_like(last_value), last_value
+        advantage = jax.lax.scan(back, start, steps, reverse=True, unroll=16)[1]
         data = steps, advantage, advantage + steps.value
 
         def epoch(state: Any, _: None) -> tuple[Any, None]:
             train_state, key = state
             key, shuffle_key = jax.random.split(key)
             order = jax.random.permutation(shuffle_key, num_envs * length)
-            cut = lambda x: x.reshape(-1, *x.shape[2:])[order].reshape(minibatches, -1, *x.shape[2:])  # noqa: E731
-            step = lambda state, batch: (  # noqa: E731
+            cut = lambda x: x.reshape(-1, *x.shape[2:])[order].reshape(minibatches, -1, *x.shape[2:])
+            step = lambda state, batch: (
                 state.apply_gradients(grads=jax.grad(loss)(state.params, network, batch)),
                 None,
             )

@@ -18,9 +18,11 @@ import numpy as np
 import podium
 from podium import vision
 from podium.agents import impala, ppo
-from podium.host import HostEnv, HostEnvs
-from podium.placement.cores import TRIAL
+from podium.host import HostEnv, HostEnvFactory
 from podium.types import Array, DiscreteSpec
+
+WARM_UP = 4
+"""Updates that are not counted."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ class EveryTwelfth(nn.Module):
 def measure(flags: SebulbaFlags) -> dict[str, Any]:
     """Measure; see `SebulbaFlags`. Each turn of Sebulba stands between two of the environments alone."""
     envs = podium.envs.make(flags.env)
-    if not isinstance(envs, HostEnvs) or not isinstance(envs.spec.action, DiscreteSpec):
+    if not isinstance(envs, HostEnvFactory) or not isinstance(envs.spec.action, DiscreteSpec):
         raise ValueError(f"env={flags.env!r} must run on the CPU and have discrete actions, as Pong-v5.")
     turns, alone = [], [_steps_alone(envs, flags)]
     for _ in range(flags.repeats):
@@ -93,13 +95,13 @@ def _agent(flags: SebulbaFlags) -> podium.Agent:
     return ppo.make(ppo.Config(**network, num_epochs=flags.epochs, num_minibatches=flags.minibatches))
 
 
-def _turn(envs: HostEnvs, flags: SebulbaFlags) -> dict[str, float]:
+def _turn(envs: HostEnvFactory, flags: SebulbaFlags) -> dict[str, float]:
     """Build, warm up until the queue is full, and time updates that follow one another without a pause."""
     placement = podium.Sebulba(actor_threads=flags.actor_threads, groups=flags.groups)
     sizes = {"num_envs": flags.num_envs, "rollout_length": flags.rollout_length}
     program = placement.build(_agent(flags), envs, max_updates=flags.updates, **sizes)
     try:
-        state, _ = program.chunk(program.init(0), min(len(TRIAL) + 4, flags.updates))
+        state, _ = program.chunk(program.init(0), min(WARM_UP, flags.updates))
         memory = _resident_mib()
         began = time.perf_counter()
         _, metrics = program.chunk(state, flags.updates)
@@ -120,9 +122,10 @@ def _turn(envs: HostEnvs, flags: SebulbaFlags) -> dict[str, float]:
     }
 
 
-def _steps_alone(envs: HostEnvs, flags: SebulbaFlags) -> float:
+def _steps_alone(envs: HostEnvFactory, flags: SebulbaFlags) -> float:
     """Return the steps a second of one batch of all environments under random actions."""
     env = envs.make(flags.num_envs, 0, 0)
+    assert isinstance(envs.spec.action, DiscreteSpec)
     actions = np.random.default_rng(0).integers(0, envs.spec.action.num_values, (64, flags.num_envs))
     steps = flags.rollout_length * flags.updates
     try:

@@ -1,4 +1,8 @@
-"""Named hyperparameters, one set an environment, with where they come from."""
+"""Named hyperparameters, one set an environment, with where they come from.
+
+Tables are those of an agent on pure environments (`PPO`), on the CPU (`PPO_SEBULBA`) or emulated (`PPO_ATARI`);
+`of_agent` returns all of an agent's.
+"""
 
 from __future__ import annotations
 
@@ -325,3 +329,21 @@ A2C_SEBULBA: dict[str, Preset] = {
         },
     ),
 }
+
+_TABLES: dict[str, tuple[dict[str, Preset], ...]] = {
+    "a2c": (A2C, A2C_SEBULBA),
+    "apex": (APEX,),
+    "dqn": (DQN,),
+    "impala": (IMPALA, IMPALA_SEBULBA),
+    "ppo": (PPO, PPO_SEBULBA, PPO_ATARI),
+}
+
+
+def of_agent(agent: str) -> dict[str, Preset]:
+    """Return the presets of an agent by name; none for an agent that has none."""
+    return {name: preset for table in _TABLES.get(agent, ()) for name, preset in table.items()}
+
+
+def agents() -> list[str]:
+    """List the agents that have presets."""
+    return list(_TABLES)

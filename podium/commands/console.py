@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+import os
 import re
 import signal
 import sys
@@ -17,6 +18,7 @@ import tyro
 
 from podium import agents, distributed, envs
 from podium.checkpoint import CheckpointError
+from podium.commands import plugins
 from podium.loop import NonFiniteError
 
 REFUSED, FAILED = 2, 1
@@ -25,11 +27,14 @@ REFUSED, FAILED = 2, 1
 def guard(work: Callable[[], int]) -> int:
     """Return what `work` returns, or say in one sentence why not, and return the exit code for that.
 
-    Errors nobody foresaw keep their traceback: a ValueError that neither podium raised nor a script beside the one that
-    `work` was written in.
+    Errors nobody foresaw keep their traceback: a ValueError that neither podium raised nor a plugin nor a script beside
+    the one that `work` was written in.
     """
     try:
         return work()
+    except BrokenPipeError:  # Whoever read what is printed has left, as `head` does.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # For what Python would still write at its end.
+        return 128 + signal.SIGPIPE
     except (NonFiniteError, distributed.PeerError, CheckpointError, OSError) as error:
         return _say(error, FAILED)
     except ValueError as error:
@@ -78,6 +83,21 @@ def read_options(pairs: Sequence[str], flag: str) -> dict[str, Any]:
     return options
 
 
+def find(argv: Sequence[str], flag: str) -> str | None:
+    """Return the value of a flag without reading the others; the last one counts, as for tyro.
+
+    >>> find(["--env", "CartPole-v1", "--env=Acrobot-v1"], "--env")
+    'Acrobot-v1'
+    """
+    value = None
+    for index, here in enumerate(argv):
+        if here == flag:
+            value = argv[index + 1] if index + 1 < len(argv) else None
+        elif here.startswith(flag + "="):
+            value = here[len(flag) + 1 :]
+    return value
+
+
 def _sentence(box: str) -> str:
     r"""Return tyro's complaint without its box, its title and the help it adds.
 
@@ -108,9 +128,12 @@ def _say(error: BaseException, code: int) -> int:
 
 
 def _is_ours(error: BaseException, script_folder: Path) -> bool:
-    """Tell whether an error was raised on purpose, by podium or a script, and not deep inside some library."""
+    """Tell whether an error was raised on purpose, by podium, a plugin or a script, not deep inside some library."""
     frames = traceback.extract_tb(error.__traceback__)
     # In a checkout podium's agents and environments lie beside it.
-    own = (Path(file).resolve().parent for file in (__file__, agents.__file__, envs.__file__))
-    roots = {script_folder, *own}
-    return not frames or any(root in Path(frames[-1].filename).resolve().parents for root in roots)
+    own = (Path(file).resolve().parent for file in (agents.__file__, envs.__file__))
+    roots = {script_folder, Path(__file__).resolve().parents[1], *own, *plugins.files()}
+    if not frames:
+        return True
+    file = Path(frames[-1].filename).resolve()
+    return any(root in (file, *file.parents) for root in roots)
