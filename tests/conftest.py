@@ -16,6 +16,91 @@ import pytest
 
 NUM_DEVICES = 8
 
+NIGHTLY = (
+    # The emulator against ale-py, frame by frame: only what touches envs/atari can break it.
+    "tests/atari/test_core.py",
+    "tests/atari/test_ends.py",
+    "tests/atari/test_environment.py",
+    "tests/atari/test_kernel.py",
+    "tests/atari/test_machine.py",
+    "tests/atari/test_pictures.py",
+    "tests/atari/test_rules.py",
+    "tests/atari/test_scalar.py",
+    "tests/atari/test_starts.py",
+    "tests/atari/test_states.py",
+    "tests/experiments/test_replay_atari.py",
+    # Processes: two as one run, and Ray's.
+    "tests/distributed/test_two_processes.py",
+    "tests/engines/test_distributed_actors_on_ray.py",
+    "tests/engines/test_envs_on_ray.py",
+    "tests/engines/test_parameter_server_on_ray.py",
+    "tests/engines/test_replay_on_ray.py",
+    # Products of agents and placements, of which tests/parity and tests/placements keep covering pairs.
+    "tests/placements/test_numbers.py",
+    "tests/placements/test_on_the_host.py",
+    "tests/placements/test_resume_elsewhere.py",
+    "tests/parity/test_parity.py::test_the_number_of_devices_changes_nothing[ppo-2]",
+    "tests/parity/test_parity.py::test_the_number_of_devices_changes_nothing[ppo-gru-8]",
+    "tests/parity/test_parity.py::test_the_number_of_devices_changes_nothing[ppo-continuous-normalized-8]",
+    "tests/parity/test_parity.py::test_the_readable_oracle_agrees[impala-single]",
+    "tests/parity/test_parity.py::test_the_readable_oracle_agrees[dqn-",
+    "tests/test_learn.py::test_gradients_that_are_applied_one_by_one_are_what_learn_does[ppo-gru]",
+    "tests/test_learn.py::test_gradients_that_are_applied_one_by_one_are_what_learn_does[a2c-",
+    "tests/test_learn.py::test_gradients_that_are_applied_one_by_one_are_what_learn_does[impala-]",
+    "tests/test_learn.py::test_gradients_that_are_applied_one_by_one_are_what_learn_does[apex-]",
+    "tests/placements/test_local_sgd.py::test_the_number_of_devices_changes_nothing",
+    "tests/placements/test_local_sgd.py::test_averaging_every_plain_gradient_step_is_the_global_gradient[ppo",
+    "tests/placements/test_local_sgd.py::test_workers_differ_between_averages_and_are_one_after_them",
+    "tests/placements/test_local_sgd.py::test_the_first_rollout_is_that_of_every_other_placement",
+    "tests/placements/test_local_sgd.py::test_a_run_that_resumes_is_the_run_that_was_not_stopped",
+    "tests/placements/test_local_sgd.py::test_it_learns",
+    "tests/placements/test_local_sgd.py::test_counters_count_the_steps_of_all_workers",
+    "tests/placements/test_evolution.py::test_the_number_of_devices_and_of_members_at_once_changes_nothing",
+    "tests/placements/test_evolution.py::test_it_reaches_the_optimum_of_catch",
+    "tests/placements/test_evolution.py::test_another_program_resumes_a_state_exactly[True]",
+    "tests/placements/test_evolution.py::test_a_generation_counts_the_steps_that_were_played",
+    "tests/placements/test_evolution.py::test_a_generation_is_that_of_a_loop_over_its_members[2]",
+    "tests/placements/test_parameter_server.py::test_the_first_rollout_of_all_workers_is_that_of_single",
+    "tests/placements/test_parameter_server.py::test_a_gradient_that_is_not_finite_is_as_if_it_had_never_been",
+    "tests/placements/test_parameter_server.py::test_a_run_that_resumes_is_the_run_that_was_not_stopped",
+    "tests/placements/test_threads_that_play.py::test_environments_that_reset_in_the_next_step[impala lstm]",
+    "tests/placements/test_threads_that_play.py::test_devices_and_batches_change_nothing",
+    "tests/placements/test_threads_that_play.py::test_in_lockstep_it_is_anakin[CentralInference-impala lstm]",
+    "tests/placements/test_metrics_add_up.py::test_so_do_those_of_an_agent_with_a_replay",
+    "tests/placements/test_metrics_add_up.py::test_every_metric_adds_up_as_the_program_says[single-host]",
+    "tests/placements/test_metrics_add_up.py::test_every_metric_adds_up_as_the_program_says[local_sgd-host]",
+    "tests/placements/test_metrics_add_up.py::test_every_metric_adds_up_as_the_program_says[parameter_server-host]",
+    "tests/placements/test_metrics_add_up.py::test_every_metric_adds_up_as_the_program_says[central_inference-pure]",
+)
+"""Tests that are `slow`, by how their names begin: what they hold need not be waited for at every change.
+
+Each placement keeps two agents in the fast tests, and each agent two placements.
+"""
+
+SMOKE = (
+    "tests/test_packaging.py",
+    "tests/test_layers.py",
+    "tests/contract/test_agents.py::test_agents_keep_the_contract[ppo]",
+    "tests/contract/test_agents.py::test_agents_keep_the_contract[dqn]",
+    "tests/parity/test_parity.py::test_the_number_of_devices_changes_nothing[ppo-8]",
+    "tests/parity/test_parity.py::test_the_readable_oracle_agrees[ppo-single]",
+    *(
+        f"tests/placements/test_metrics_add_up.py::test_every_metric_adds_up_as_the_program_says[{case}]"
+        for case in (
+            "single-pure",
+            "anakin-pure",
+            "sebulba-host",
+            "central_inference-host",
+            "distributed_actors-host",
+            "parameter_server-pure",
+            "local_sgd-pure",
+            "evolution-pure",
+        )
+    ),
+    "tests/test_command.py::test_train_evaluate_replay[anakin]",
+)
+"""Tests that are `smoke`: whether podium works on another Python."""
+
 
 def _cache_folder() -> Path:
     """Return a folder of this user (cached programs are code) and these versions, for all workers of a session."""
@@ -42,8 +127,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
 import jax  # noqa: E402
 
-import podium  # noqa: E402, F401 - it says what XLA shall do before that starts.
+from podium.envs.atari import compiler  # noqa: E402
 
+compiler.avoid_avx512()  # JAX starts here, before any test makes an environment that would.
 # In this process only: a child says itself how many devices it wants.
 jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
 jax.devices()  # Started here, so that no test starts it with fewer.
@@ -52,6 +138,15 @@ jax.devices()  # Started here, so that no test starts it with fewer.
 def pytest_report_header() -> str:
     """Say what the tests run on."""
     return f"jax {jax.__version__} on {jax.default_backend()}, {jax.device_count()} devices"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is in `NIGHTLY`, and in `SMOKE`."""
+    for item in items:
+        if item.nodeid.startswith(SMOKE):
+            item.add_marker(pytest.mark.smoke)
+        if item.nodeid.startswith(NIGHTLY):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,9 @@ from podium import envs
 from podium.agent import ActOutput
 from podium.agents import ppo
 from podium.env import Env
-from podium.evaluate import Policy, make_evaluator
+from podium.evaluate import Policy, make_evaluator, make_host_evaluator
+from podium.host import on_host
+from podium.schedule import EvaluationPlan, Schedule, cut_in_words, make_schedule
 
 AGENT = ppo.make(ppo.Config(hidden_sizes=(8,)))
 
@@ -46,7 +48,21 @@ def test_episodes_that_the_bound_cuts_are_reported() -> None:
     assert (result["eval_length"], result["eval_unfinished"]) == (7, 1)
 
 
-def test_an_episode_counts_once_though_others_go_on() -> None:
+def test_a_call_may_have_another_bound_without_compiling_anew() -> None:
+    """To the left for ever in a corridor of at most 30 steps, in a compiled program and on the host."""
+    env = envs.make("podium/Corridor", length=6, max_steps=30)
+    compiled = jax.jit(make_evaluator(always(0), env, 4))
+    with podium.testing.assert_compiles_once(compiled):
+        found = [compiled(jax.random.key(0), (), np.int32(most)) for most in (7, 12, 30)]
+    stepped = make_host_evaluator(always(0), on_host(env), 4)
+    for most, unfinished, in_one in zip((7, 12, 30), (1, 1, 0), found, strict=True):
+        on_the_host = stepped(jax.random.key(0), (), most)
+        assert on_the_host is not None
+        for result in (in_one, on_the_host):
+            assert (float(result["eval_length"]), float(result["eval_unfinished"])) == (most, unfinished)
+
+
+def test_an_episode_counts_once_though_others_are_longer() -> None:
     """CartPole pushed one way falls after 8 to 10 steps, not at once everywhere; reward is 1 a step."""
     result = play(always(0), envs.make("CartPole-v1"), 32)
     assert 8 <= result["eval_length"] <= 11 and result["eval_return"] == result["eval_length"]
@@ -104,3 +120,97 @@ def test_evaluate_takes_a_policy_and_gives_numbers() -> None:
     policy = Policy(AGENT, AGENT.actor(AGENT.init(jax.random.key(0), env.spec)), env.spec)
     first, again = (podium.evaluate(policy, env, num_episodes=4, seed=3, greedy=False) for _ in range(2))
     assert first == again and set(first) >= {"eval_return", "eval_length", "eval_unfinished"}
+
+
+# What evaluation costs beside training.
+
+ATARI = 27_000
+
+
+def plan(num_steps: int, longest_episode: int, on_host: bool = False, **given: Any) -> Schedule:
+    return make_schedule(num_steps, 100, longest_episode=longest_episode, on_host=on_host, **given)
+
+
+def cost(schedule: Schedule) -> int:
+    """Return the steps of all evaluations, if no episode ends before its bound; 100 steps an update."""
+    updates = range(1, schedule.total + 1)
+    due = [update for update in updates if schedule.due(schedule.evaluate, update)]
+    assert len(due) == schedule.times(schedule.evaluate)
+    return sum(schedule.evaluation.episodes * schedule.max_eval_steps(update) for update in due)
+
+
+@pytest.mark.parametrize("limit", [9, 500, 1000, 2500])
+@pytest.mark.parametrize("num_steps", [100, 4_000, 1_000_000])
+def test_short_episodes_of_pure_environments_are_played_to_their_limit(limit: int, num_steps: int) -> None:
+    schedule = plan(num_steps, limit)
+    assert schedule.evaluation == EvaluationPlan(128, limit, limit, limit)
+    assert schedule.evaluate == max(1, schedule.total // 10)
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+@pytest.mark.parametrize("num_steps", [100, 4_000, 100_000, 1_000_000, 10_000_000, 200_000_000])
+def test_whole_games_take_half_of_the_training_steps_or_what_is_worth_reporting(num_steps: int, on_host: bool) -> None:
+    schedule = plan(num_steps, ATARI, on_host)
+    evaluation, times = schedule.evaluation, schedule.times(schedule.evaluate)
+    assert 1 <= times <= 10 and 8 <= evaluation.episodes <= 128
+    assert 1_000 <= evaluation.max_steps <= evaluation.last_max_steps <= ATARI and evaluation.last_max_steps >= 2_000
+    assert cost(schedule) <= num_steps / 2 + evaluation.episodes * 2_000
+    assert schedule.evaluate % schedule.checkpoint == 0 or times == 1
+
+
+def test_the_defaults_for_whole_games_by_hand() -> None:
+    """Half of the steps, over ten evaluations, over the episodes."""
+    found = {steps: plan(steps, ATARI, True) for steps in (4_000, 100_000, 1_000_000, 10_000_000, 50_000_000)}
+    plans = {steps: schedule.evaluation for steps, schedule in found.items()}
+    assert plans[4_000] == EvaluationPlan(8, 1_000, 2_000, ATARI)
+    assert plans[100_000] == EvaluationPlan(8, 50_000 // 5 // 8, 2_000, ATARI)
+    assert plans[1_000_000] == EvaluationPlan(16, 3_125, 3_125, ATARI)
+    assert plans[10_000_000] == EvaluationPlan(16, ATARI, ATARI, ATARI)
+    assert plans[50_000_000] == EvaluationPlan(64, ATARI, ATARI, ATARI)
+    times = [schedule.times(schedule.evaluate) for schedule in found.values()]
+    assert times == [1, 5, 10, 10, 10]
+    # Checkpoints are as many as ever.
+    assert [schedule.times(schedule.checkpoint) for schedule in found.values()] == [10] * 5
+
+
+def test_short_episodes_on_the_host_are_whole_but_fewer() -> None:
+    short, long = plan(4_000, 500, True), plan(5_000_000, 500, True)
+    assert (short.evaluation, short.times(short.evaluate)) == (EvaluationPlan(8, 500, 500, 500), 1)
+    assert (long.evaluation, long.times(long.evaluate)) == (EvaluationPlan(128, 500, 500, 500), 10)
+
+
+def test_what_is_asked_for_is_done() -> None:
+    assert plan(4_000, ATARI, True, eval_episodes=30).evaluation == EvaluationPlan(30, 1_000, 2_000, ATARI)
+    assert plan(4_000, ATARI, True, eval_steps=0).evaluation == EvaluationPlan(16, ATARI, ATARI, ATARI)
+    assert plan(4_000, 500, True, eval_steps=0).evaluation == EvaluationPlan(128, 500, 500, 500)
+    asked = plan(4_000, ATARI, True, eval_steps=600, eval_episodes=3, eval_every=1_000)
+    assert asked.evaluation == EvaluationPlan(3, 200, 200, ATARI) and asked.times(asked.evaluate) == 4
+    assert plan(4_000, ATARI, eval_steps=5_000).evaluation == EvaluationPlan(5, 1_000, 1_000, ATARI)
+    assert plan(4_000, 500, eval_steps=5_000).evaluation == EvaluationPlan(10, 500, 500, 500)
+    assert plan(1_000_000, ATARI, True, eval_every=500_000).evaluation.max_steps == 500_000 // 2 // 16
+    words = "eval_steps=3 is less than a step of each of eval_episodes=4; use 4 or more, or 0 for no bound"
+    with pytest.raises(ValueError, match=words):
+        plan(4_000, ATARI, eval_steps=3, eval_episodes=4)
+    with pytest.raises(ValueError, match="eval_steps=-1 is negative"):
+        plan(4_000, ATARI, eval_steps=-1)
+
+
+def test_plans_and_cuts_in_words() -> None:
+    one = "1 of 8 episodes, at most 2,000 steps each of 27,000: up to 16,000 steps beside 4,000 of training"
+    assert plan(4_000, ATARI, True).evaluations_in_words() == one
+    whole = "10 of 128 episodes, at most 500 steps each: up to 640,000 steps beside 500,000 of training"
+    assert plan(500_000, 500).evaluations_in_words() == whole
+    assert cut_in_words({"eval_unfinished": 0.0, "eval_max_steps": 500}) == cut_in_words({}) == ""
+    several = {"eval_unfinished": [0.5, 1.0], "eval_max_steps": 2_000}
+    assert cut_in_words(several) == "of which 75% were cut at 2,000 steps"
+    assert cut_in_words({"eval_unfinished": 0.001}) == "of which less than 1% were cut"
+
+
+def test_a_run_reports_what_it_cut() -> None:
+    """Three steps of each episode, none of which ends before nine."""
+    sizes: dict[str, Any] = {"num_envs": 8, "rollout_length": 4, "num_steps": 64, "placement": podium.Anakin(1)}
+    agent = ppo.make(ppo.Config(hidden_sizes=(8,), num_epochs=1, num_minibatches=1))
+    result = podium.train(agent, "podium/Catch", eval_episodes=4, eval_steps=13, eval_every=32, progress=False, **sizes)
+    for row in (*result.metrics, result.summary):
+        assert (row["eval_unfinished"], row["eval_length"], row["eval_max_steps"], row["eval_episodes"]) == (1, 3, 3, 4)
+    assert cut_in_words(result.summary) == "of which 100% were cut at 3 steps"

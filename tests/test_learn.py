@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,9 +10,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podium.agent import Agent, Aux, Plan
+from podium import agents
+from podium.agent import Agent, Aux, Plan, fresh_carry
 from podium.agents import dqn
-from podium.learn import choose_lanes, learn, plan_divides, python_scan, to_lanes, why_not_divides
+from podium.env import auto_reset
+from podium.envs import native
+from podium.learn import (
+    COMPILED,
+    PYTHON,
+    Loops,
+    can_learn,
+    choose_lanes,
+    gradient,
+    learn,
+    num_gradients,
+    plan_divides,
+    prepare,
+    python_scan,
+    to_lanes,
+    why_not_divides,
+)
+from podium.rollout import begin, rollout
 from podium.testing import assert_compiles_once
 from podium.types import Trajectory
 
@@ -63,12 +80,12 @@ def recorder(unit: str) -> Agent:
 
 
 @functools.cache
-def learned(unit: str, num_lanes: int, seed: int = 0, fold: Callable = jax.lax.scan) -> Any:
+def learned(unit: str, num_lanes: int, seed: int = 0, loops: Loops = COMPILED) -> Any:
     agent = recorder(unit)
 
     def run(key: jax.Array, trajectory: Trajectory) -> Any:
         state = jax.tree.map(jnp.asarray, agent.init(key, None))
-        return learn(key, agent, state, (), trajectory, num_lanes, fold)
+        return learn(key, agent, state, (), trajectory, num_lanes, loops)
 
     return jax.device_get(jax.jit(run)(jax.random.key(seed), trajectory()))
 
@@ -110,7 +127,7 @@ def test_sequences_are_whole_in_order_and_keep_their_memory(num_lanes: int) -> N
 
 @pytest.mark.parametrize("unit", ["step", "sequence"])
 def test_python_scan_is_lax_scan(unit: str) -> None:
-    jax.tree.map(np.testing.assert_array_equal, learned(unit, 4), learned(unit, 4, fold=python_scan))
+    jax.tree.map(np.testing.assert_array_equal, learned(unit, 4), learned(unit, 4, loops=PYTHON))
 
 
 def test_an_agent_observes_once_after_the_last_apply() -> None:
@@ -124,7 +141,7 @@ def test_metrics_are_means_over_minibatches() -> None:
 
 
 def test_python_scan_stacks_outputs_of_any_structure() -> None:
-    step = lambda carry, x: (carry + x["a"], {"sum": carry + x["a"], "pair": (x["a"], x["b"])})  # noqa: E731
+    step = lambda carry, x: (carry + x["a"], {"sum": carry + x["a"], "pair": (x["a"], x["b"])})
     inputs = {"a": jnp.arange(4), "b": jnp.ones((4, 2))}
     expected = jax.lax.scan(step, jnp.int32(0), inputs)
     jax.tree.map(np.testing.assert_array_equal, python_scan(step, jnp.int32(0), inputs), expected)
@@ -137,6 +154,130 @@ def test_learn_compiles_once() -> None:
         state = jax.tree.map(jnp.asarray, agent.init(None, None))
         for seed in range(2):
             function(jax.random.key(seed), state, trajectory())
+
+
+# The halves of `learn`.
+
+SIZES: dict[str, dict[str, Any]] = {
+    "ppo": {"num_epochs": 2, "num_minibatches": 2},
+    "impala": {"num_minibatches": 2},
+    "dqn": {"batch_size": 16, "buffer_capacity": 512, "min_replay_size": 100, "num_updates": 3},
+    "apex": {"batch_size": 16, "buffer_capacity": 512, "min_replay_size": 100, "num_updates": 3, "num_actors": 8},
+}
+MEMORIES = [("ppo", "gru"), ("a2c", "lstm"), ("impala", "gru")]
+
+
+@functools.cache
+def played(agent: Agent) -> tuple[Any, Any, Trajectory]:
+    """Return the first state, the replay with nothing in it, and a trajectory of 8 steps in 8 environments."""
+    env = auto_reset(native.catch())
+
+    def run(key: jax.Array) -> Any:
+        state, index = agent.init(key, env.spec), jnp.arange(8)
+        start = begin(key, env, index, fresh_carry(agent, env.spec, index))
+        _, trajectory, _ = rollout(key, agent, env, agent.actor(state), start, 8, jnp.int32(0))
+        replay = ()
+        if agent.replay is not None:
+            item = jax.tree.map(lambda x: x[0, 0], agent.plan(key, state, trajectory).data)
+            replay = agent.replay.init(item, 8, 4, 8)
+        return state, replay, trajectory
+
+    return jax.jit(run)(jax.random.key(0))
+
+
+def small(name: str, memory: str) -> Agent:
+    return agents.make(name, {"hidden_sizes": (16,)} | ({"memory": memory} if memory else {}) | SIZES.get(name, {}))
+
+
+@pytest.mark.parametrize(("name", "memory"), [(name, "") for name in agents.names()] + MEMORIES)
+def test_gradients_that_are_applied_one_by_one_are_what_learn_does(name: str, memory: str) -> None:
+    agent = small(name, memory)
+    state, replay, trajectory = played(agent)
+    prepare_ = jax.jit(lambda *arguments: prepare(*arguments[:1], agent, *arguments[1:], 4))
+    take = jax.jit(lambda state, prepared, number: gradient(agent, state, prepared, number))
+    apply = jax.jit(agent.apply)
+    learn_ = jax.jit(lambda key, state, replay: learn(key, agent, state, replay, trajectory, 4))
+    found = expected = state
+    found_replay = expected_replay = replay
+    ready = []
+    # The replays hold too little after the first iteration.
+    for iteration in range(3):
+        key = jax.random.key(iteration)
+        prepared, metrics = prepare_(key, found, found_replay, trajectory), []
+        ready.append(bool(can_learn(agent, prepared)))
+        for number in range(num_gradients(agent, prepared) if ready[-1] else 0):
+            taken = take(found, prepared, jnp.int32(number))
+            found, prepared = apply(found, taken.grads), prepared.ranked(taken.priorities)
+            metrics.append(taken.metrics)
+        found, found_replay = agent.observe(found, trajectory), prepared.replay
+        expected, expected_replay, means = learn_(key, expected, expected_replay)
+        close(found, expected)
+        close(found_replay, expected_replay)
+        if ready[-1]:
+            close(jax.tree.map(lambda *x: np.mean(x), *metrics), means)
+        else:
+            assert all(np.isnan(x) for x in means.values())
+    assert ready == [agent.replay is None, True, True]
+    before, after = (jax.tree.leaves(agent.actor(x)) for x in (state, found))
+    assert not all(np.array_equal(x, y) for x, y in zip(before, after, strict=True))
+
+
+def close(found: Any, expected: Any) -> None:
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), found, expected)
+
+
+@pytest.mark.parametrize("name", agents.names())
+def test_shapes_will_do_to_know_the_gradients(name: str) -> None:
+    agent = small(name, "")
+    state, replay, trajectory = played(agent)
+    prepare_ = lambda *arguments: prepare(*arguments[:1], agent, *arguments[1:], 4)
+    shapes = jax.eval_shape(prepare_, jax.random.key(0), state, replay, trajectory)
+    assert num_gradients(agent, shapes) == {"ppo": 4, "a2c": 1, "impala": 2, "dqn": 3, "apex": 3}[name]
+    grads = jax.eval_shape(lambda *x: gradient(agent, *x), state, shapes, 0).grads
+    jax.eval_shape(agent.apply, state, grads)
+
+
+@pytest.mark.parametrize("parts", [1, PARTS])
+@pytest.mark.parametrize("unit", ["step", "sequence"])
+def test_a_gradient_is_handed_the_statistics_of_its_own_minibatch(unit: str, parts: int) -> None:
+    def number(minibatch: Any) -> Any:
+        return (minibatch[0] if unit == "sequence" else minibatch)["number"]
+
+    def plan(key: Any, state: Any, trajectory: Trajectory) -> Plan:
+        return Plan({"number": trajectory.obs}, trajectory.carry if unit == "sequence" else (), EPOCHS, parts, unit)
+
+    def grad(key: Any, state: Any, given: Any) -> Any:
+        minibatch, (total, nothing) = given
+        assert nothing is None
+        return (), Aux({"total": total, "off": jnp.abs(total - number(minibatch).sum())})
+
+    agent = recorder(unit)._replace(
+        plan=plan,
+        grad=grad,
+        apply=lambda state, grads: state,
+        observe=lambda state, trajectory: state,
+        statistics=lambda minibatch: (number(minibatch).sum(), None),
+    )
+    for loops in (COMPILED, PYTHON):
+        metrics = learn(jax.random.key(0), agent, (), (), trajectory(), 4, loops).metrics
+        assert metrics["off"] == 0 and metrics["total"] == NUMBERS.sum() / parts
+    prepared = prepare(jax.random.key(0), agent, (), (), trajectory(), 4)
+    assert prepared.statistics[0].shape == (EPOCHS * parts,)
+    assert (len(np.unique(prepared.statistics[0])) > 1) == (parts > 1)
+
+
+def test_an_agent_with_a_replay_has_no_statistics() -> None:
+    agent = small("dqn", "")
+    with pytest.raises(ValueError, match="dqn has a replay and statistics, but"):
+        prepare(jax.random.key(0), agent._replace(statistics=lambda minibatch: ()), *played(agent), 4)
+
+
+def test_a_replay_without_priorities_to_change_is_refused() -> None:
+    agent = small("dqn", "")
+    state, replay, trajectory = played(agent)
+    broken = agent._replace(replay=agent.replay._replace(update_priorities=lambda state, *_: state))
+    with pytest.raises(ValueError, match="dqn's replay has update_priorities, but its state, a ReplayState, no field"):
+        prepare(jax.random.key(0), broken, state, replay, trajectory, 4)
 
 
 def test_to_lanes_cuts_neighbours_in_order_of_time() -> None:

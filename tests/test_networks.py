@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, PartitionSpec
 
 from podium import networks
 from podium.agents import ppo
-from podium.networks import ActorCritic, Network, actor_critic, batch_groups, from_nnx, q_network
+from podium.networks import ActorCritic, Network, actor_critic, batch_over, from_nnx, q_network
 from podium.ops.distributions import Categorical, DiagGaussian
 from podium.torsos import flatten_obs
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec
@@ -68,7 +70,7 @@ def test_shapes_for_every_kind_of_spec(obs: str, action: str, memory: str) -> No
     for output, leading in ((one, (B,)), (many, (T, B))):
         if action == "box":
             assert isinstance(output.policy, DiagGaussian)
-            assert output.policy.mean.shape == (*leading, 2) and output.policy.log_std.shape == (2,)
+            assert output.policy.mean.shape == output.policy.log_std.shape == (*leading, 2)
         else:
             assert isinstance(output.policy, Categorical)
             assert output.policy.logits.shape == (*leading, 4)
@@ -135,25 +137,65 @@ def test_memory_reaches_forward_to_the_next_first_and_no_further(kind: str) -> N
     np.testing.assert_array_equal(changed[:, 4:], np.repeat([[False], [True], [True], [True], [True]], 4, 1))
 
 
-@pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_batch_groups_change_no_output_and_no_gradient(kind: str) -> None:
-    network = actor_critic((8,), memory=kind, memory_size=6)
-    params = network.init(jax.random.key(0), SPEC)
-    obs, first = observations(SPEC.obs, T, B), firsts()
+SPREAD = {
+    "two torsos": lambda: (actor_critic((8,)), SPEC),
+    "a gaussian": lambda: (actor_critic((8,)), EnvSpec("test", OBS["vector"], ACTIONS["box"])),
+    "observations of several kinds": lambda: (actor_critic((8,)), EnvSpec("test", OBS["dict"], ACTIONS["discrete"])),
+    "one torso": lambda: (
+        actor_critic((8,), torso="small_cnn"),
+        EnvSpec("test", ArraySpec((36, 36, 1), np.uint8, 0, 255), ACTIONS["discrete"]),
+    ),
+    "gru": lambda: (actor_critic((8,), memory="gru", memory_size=6), SPEC),
+    "lstm": lambda: (actor_critic((8,), memory="lstm", memory_size=6), SPEC),
+    "action values": lambda: (q_network((8,), dueling=True), SPEC),
+    "nnx": lambda: (nnx_network(), SPEC),
+}
+
+
+@pytest.mark.parametrize("kind", list(SPREAD))
+def test_batches_over_a_mesh_change_no_output_and_no_gradient(kind: str) -> None:
+    network, spec = SPREAD[kind]()
+    params = network.init(jax.random.key(0), spec)
+    obs, first = observations(spec.obs, T, B), firsts()
     start = jax.tree.map(lambda m: m + 0.3, network.carry(B))
 
-    def total(groups: int) -> Any:
+    def total(number: int) -> Any:
+        mesh = jax.make_mesh((number,), ("env",), (AxisType.Auto,), devices=jax.devices()[:number])
+
         def function(params: Any, start: Any) -> Any:
-            with batch_groups(groups):
+            with batch_over(mesh):
                 output = network.unroll(params, start, obs, first)
-            return jnp.sum(jnp.square(output.value)) + jnp.sum(output.policy.entropy()), output
+            rows = output.policy.log_prob(output.policy.mode()) + output.value if spread else jnp.sum(output, axis=-1)
+            return jnp.sum(jnp.square(rows)), output
 
-        return jax.jit(jax.grad(function, (0, 1), has_aux=True))(params, start)
+        spread = kind != "action values"
+        compiled = jax.jit(jax.grad(function, (0, 1), has_aux=True)).lower(params, start).compile()
+        return compiled(params, start), compiled.as_text()
 
-    whole = total(1)
+    whole, text = total(1)
+    assert "all-reduce" not in text
     # 3 does not divide the batch: nothing is cut.
-    for groups in (4, 3):
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), whole, total(groups))
+    for number in (4, 3):
+        cut, text = total(number)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), whole, cut)
+        sums = re.findall(r"= (.*) all-reduce\(", text)
+        assert len(sums) == (number == 4) and not any("(" in summed for summed in sums), sums
+
+
+def test_within_devices_of_their_own_nothing_is_cut() -> None:
+    """A rollout already is: each device has its own environments there."""
+    network, first = actor_critic((8,)), jnp.zeros(B, bool)
+    params, obs = network.init(jax.random.key(0), SPEC), observations(SPEC.obs, B)
+    mesh = jax.make_mesh((4,), ("env",), (AxisType.Auto,), devices=jax.devices()[:4])
+    local = lambda obs, first: network.unroll(params, (), obs, first).value
+    rows = PartitionSpec("env")
+
+    @jax.jit
+    def everywhere(obs: jax.Array, first: jax.Array) -> jax.Array:
+        with batch_over(mesh):
+            return jax.shard_map(local, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)(obs, first)
+
+    np.testing.assert_allclose(everywhere(obs, first), local(obs, first), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("outputs", range(1, networks.NARROW + 2))
@@ -164,7 +206,7 @@ def test_a_narrow_head_is_a_matrix_product(outputs: int) -> None:
     params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)
 
     def both(function: Any) -> Any:
-        total = lambda params, x: (jnp.sum(weight * function(params, x)), function(params, x))  # noqa: E731
+        total = lambda params, x: (jnp.sum(weight * function(params, x)), function(params, x))
         return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(params, x)
 
     found = both(networks._apply_linear)

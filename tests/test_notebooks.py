@@ -11,6 +11,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
+import podium
+
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "notebooks").glob("*.ipynb"))
 
 # In a process of its own, as Jupyter does it: asyncio and ZeroMQ have warnings that are none of ours.
@@ -59,6 +61,8 @@ def test_notebook_uses_the_public_surface_only(path):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("podium"):
                 parts = [*node.module.split("."), *(alias.name for alias in node.names)]
                 assert not any(part.startswith("_") for part in parts), ast.unparse(node)
+                below = node.module != "podium" and {alias.name for alias in node.names} & {*podium.__all__}
+                assert not below, f"{ast.unparse(node)}: write podium.{min(below)}"
             if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
                 assert node.attr in ("_replace", "__version__"), ast.unparse(node)
 

@@ -176,7 +176,7 @@ def test_seeds_batch_under_vmap() -> None:
     rollouts = [[steps(rng, 4 * i, 4, 4, False) for i in range(5)] for _ in range(3)]
     states = [buffer.init(ITEM, 4, 2, 4) for _ in range(3)]
     keys = jax.random.split(jax.random.key(0), 3)
-    stack = lambda trees: jax.tree.map(lambda *x: np.stack(x), *trees)  # noqa: E731
+    stack = lambda trees: jax.tree.map(lambda *x: np.stack(x), *trees)
     together = stack(states)
     add, add_all, sample = jax.jit(buffer.add), jax.jit(jax.vmap(buffer.add)), jax.jit(buffer.sample)
     for i in range(5):
@@ -219,7 +219,7 @@ def test_a_fold_of_updates_never_copies_the_buffer(buffer_capacity: int) -> None
         def update(total: jax.Array, key: jax.Array) -> tuple[jax.Array, None]:
             return total + jnp.sum(buffer.sample(key, state)[0].reward), None
 
-        learn = lambda total: jax.lax.scan(update, total, jax.random.split(key, 4))[0]  # noqa: E731
+        learn = lambda total: jax.lax.scan(update, total, jax.random.split(key, 4))[0]
         return state, jax.lax.cond(buffer.can_sample(state), learn, lambda total: total, jnp.zeros(()))
 
     def two_iterations(state: ReplayState, items: Transition, key: jax.Array) -> tuple[ReplayState, jax.Array]:
@@ -261,7 +261,7 @@ def test_lanes_on_a_mesh_stay_local_and_give_the_same_numbers() -> None:
     mesh = jax.make_mesh((8,), ("env",), axis_types=(AxisType.Auto,))
     rng = np.random.default_rng(3)
     rollouts = [steps(rng, 4 * i, 4, 16, False) for i in range(5)]
-    by_lane = lambda x: NamedSharding(mesh, PartitionSpec("env") if x.ndim else PartitionSpec())  # noqa: E731
+    by_lane = lambda x: NamedSharding(mesh, PartitionSpec("env") if x.ndim else PartitionSpec())
     by_env = NamedSharding(mesh, PartitionSpec(None, "env"))
 
     @jax.jit

@@ -41,7 +41,7 @@ def steps(
     ended = rng.random((2, time, envs)) < 0.2
     ended[:, 0, :4] = [[True, False, True, False], [False, True, True, False]]
     ended[:, -1, 4:8] = [[True, False, True, False], [False, True, True, False]]
-    draw = lambda: rng.normal(size=when.shape).astype(np.float32)  # noqa: E731
+    draw = lambda: rng.normal(size=when.shape).astype(np.float32)
     obs = np.stack([env, when % 256, when // 256], -1).astype(np.uint8)
     return Transition(
         obs,
@@ -311,7 +311,7 @@ def test_seeds_batch_under_vmap() -> None:
 def test_lanes_on_a_mesh_exchange_one_number_and_give_the_same() -> None:
     buffer = make(64, capacity=1024)
     mesh = jax.make_mesh((8,), ("env",), axis_types=(AxisType.Auto,))
-    by_lane = lambda x: NamedSharding(mesh, PartitionSpec("env") if x.ndim else PartitionSpec())  # noqa: E731
+    by_lane = lambda x: NamedSharding(mesh, PartitionSpec("env") if x.ndim else PartitionSpec())
     by_env = NamedSharding(mesh, PartitionSpec(None, "env"))
 
     @jax.jit

@@ -49,7 +49,7 @@ def counter() -> Agent:
         action = jax.vmap(lambda key: jax.random.randint(key, (), 0, 3))(keys)
         return ActOutput(action, memory, {"memory": memory, "params": jnp.full(memory.shape, params)})
 
-    carry = lambda spec, num_envs: jnp.zeros(num_envs, jnp.int32)  # noqa: E731
+    carry = lambda spec, num_envs: jnp.zeros(num_envs, jnp.int32)
     return Agent(None, None, carry, act, None, None, None, None)  # type: ignore[arg-type]
 
 

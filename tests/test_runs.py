@@ -50,7 +50,7 @@ def test_an_empty_folder_will_do(tmp_path: Path):
 
 def test_refuses_a_folder_in_use_and_names_both_ways_on(tmp_path: Path):
     RunFolder.create(tmp_path / "run", {"lr": 1})
-    with pytest.raises(ValueError, match="is not empty; add --resume to go on with it, or choose another --run-dir"):
+    with pytest.raises(ValueError, match="is not empty; add --resume to resume it, or choose another --run-dir"):
         RunFolder.create(tmp_path / "run", {"lr": 2})
     assert RunFolder.open(tmp_path / "run").config == {"lr": 1}
 

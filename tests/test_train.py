@@ -18,7 +18,7 @@ import podium
 from podium import envs
 from podium.agents import dqn, ppo
 from podium.checkpoint import Checkpoints, params_sha256
-from podium.placement.anakin import AnakinProgram
+from podium.placement.compiled.chunk import CompiledLoop
 from podium.schedule import Pace, Schedule, make_schedule
 from podium.sinks import read_metrics
 from podium.types import DiscreteSpec
@@ -151,7 +151,7 @@ def test_it_needs_no_folder_and_takes_an_environment_object() -> None:
     assert written == result.metrics and sink.closed == result.summary
 
 
-def test_a_logger_that_raises_is_dropped_and_training_goes_on(run: podium.Result) -> None:
+def test_a_logger_that_raises_is_dropped_and_training_continues(run: podium.Result) -> None:
     class Broken:
         def write(self, row: Any) -> None:
             raise ConnectionError("the logger is down")
@@ -185,13 +185,13 @@ def test_wandb_that_raises_does_not_stop_training(
 def test_chunks_of_any_length_give_the_same_rows_and_the_same_bits(
     run: podium.Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chunk, lengths = AnakinProgram.chunk, []
+    chunk, lengths = CompiledLoop.chunk, []
 
     def count(self: Any, state: Any, num_updates: int) -> Any:
         lengths.append(num_updates)
         return chunk(self, state, num_updates)
 
-    monkeypatch.setattr(AnakinProgram, "chunk", count)
+    monkeypatch.setattr(CompiledLoop, "chunk", count)
     monkeypatch.setattr(Pace, "SECONDS", 1e-9)
     short = train(log_every=0, eval_every=0)
     assert lengths == [1] * 10
@@ -253,12 +253,12 @@ class Enough(Exception):
 def test_a_run_is_announced_once_before_anything_is_compiled_or_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(AnakinProgram, "compile", pytest.fail)
-    monkeypatch.setattr(AnakinProgram, "init", pytest.fail)
+    monkeypatch.setattr(CompiledLoop, "compile", pytest.fail)
+    monkeypatch.setattr(CompiledLoop, "init", pytest.fail)
     announced: list[Any] = []
 
     def announce(program: Any, schedule: Schedule) -> None:
-        announced.append((program.sizes.num_envs, program.sizes.num_lanes, schedule.total, program.max_updates))
+        announced.append((program.sizes.num_envs, program.sizes.num_lanes, schedule.total, program.loop.max_updates))
         raise Enough
 
     with pytest.raises(Enough):
@@ -304,7 +304,7 @@ BAD_SIZES = [
 ]
 BAD_INTERVALS = [
     (name, value)
-    for name in ("eval_every", "checkpoint_every", "log_every", "seed")
+    for name in ("eval_every", "eval_steps", "checkpoint_every", "log_every", "seed")
     for value in (-1, 2.5, True, math.nan)
 ]
 
@@ -313,8 +313,8 @@ BAD_INTERVALS = [
 def test_bad_arguments_are_refused_by_name(
     name: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(AnakinProgram, "compile", pytest.fail)
-    monkeypatch.setattr(AnakinProgram, "init", pytest.fail)
+    monkeypatch.setattr(CompiledLoop, "compile", pytest.fail)
+    monkeypatch.setattr(CompiledLoop, "init", pytest.fail)
     named = f"{name}={value!r}" if name != "env" else "'podium/Cach'.* Did you mean 'podium/Catch'"
     with pytest.raises(ValueError, match=named):
         train(run_dir=tmp_path / "run", **{name: value})
@@ -357,7 +357,7 @@ def test_an_environment_without_its_data_is_refused(monkeypatch: pytest.MonkeyPa
 def test_a_run_folder_that_exists_is_refused_with_both_ways_on(run: podium.Result) -> None:
     assert run.run_dir is not None
     before = {path: path.stat().st_mtime_ns for path in run.run_dir.rglob("*")}
-    with pytest.raises(ValueError, match="not empty; add --resume to go on with it, or choose another --run-dir"):
+    with pytest.raises(ValueError, match="not empty; add --resume to resume it, or choose another --run-dir"):
         train(run_dir=run.run_dir)
     with pytest.raises(ValueError, match="is no folder"):
         train(run_dir=run.run_dir / "none", resume=True)

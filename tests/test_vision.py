@@ -175,9 +175,9 @@ def test_sequences_of_frames_stay_on_their_device() -> None:
     network = actor_critic((8,), torso=OneConvolution())
     params = network.init(jax.random.key(0), frame_spec(8))
     mesh = jax.make_mesh((8,), ("env",), axis_types=(AxisType.Auto,))
-    place = lambda x: jax.device_put(x, NamedSharding(mesh, PartitionSpec(None, "env")))  # noqa: E731
+    place = lambda x: jax.device_put(x, NamedSharding(mesh, PartitionSpec(None, "env")))
     obs, first = place(frames(T, 16, size=8)), place(np.zeros((T, 16), bool))
-    total = lambda params, obs, first: jnp.mean(network.unroll(params, (), obs, first).value)  # noqa: E731
+    total = lambda params, obs, first: jnp.mean(network.unroll(params, (), obs, first).value)
     text = jax.jit(jax.grad(total)).lower(params, obs, first).compile(QUICK).as_text()
     assert "all-reduce" in text
     assert not re.search(r"all-gather|all-to-all|collective-permute", text)

@@ -79,14 +79,14 @@ def values_on_paper() -> Callable[[Agent, str, int], None]:
         length, env = 5 if name == "probe_truncation" else 3, getattr(testing, name)()
         sizes = {"num_envs": 4, "rollout_length": length, "num_lanes": 1, "max_updates": num_updates}
         program = Anakin(devices=1).build(agent, env, **sizes)
-        program.compile(QUICK)
+        program.loop.compile(QUICK)
         state, metrics = program.chunk(program.init(0), num_updates)
         assert metrics["finite"].all()
         # Values along an episode, as the agent sees it while it acts.
         env = auto_reset(env)
         start = begin(jax.random.key(0), env, jnp.arange(1), agent.carry(env.spec, 1))
         params = agent.actor(program.agent_state(state))
-        play = lambda start: rollout(jax.random.key(0), agent, env, params, start, length, jnp.int32(0))  # noqa: E731
+        play = lambda start: rollout(jax.random.key(0), agent, env, params, start, length, jnp.int32(0))
         values = np.asarray(jax.jit(play, compiler_options=QUICK)(start)[1].extras.value)[:, 0]
         np.testing.assert_allclose(values, np.broadcast_to(expected, values.shape), rtol=0.06)
 

@@ -38,7 +38,7 @@ def test_ppo_of_one_epoch_and_minibatch_takes_the_same_step(memory: str, experie
 
     def step(agent: Agent) -> Any:
         state = agent.init(jax.random.key(0), spec)
-        function = lambda state: learn(jax.random.key(1), agent, state, (), trajectory, 4)  # noqa: E731
+        function = lambda state: learn(jax.random.key(1), agent, state, (), trajectory, 4)
         return jax.jit(function, compiler_options=QUICK)(state)
 
     found, expected = step(ours), step(theirs)
@@ -59,9 +59,10 @@ def test_rows_that_are_none_change_nothing(experience: Any, spec: Any, masked: A
 
     @functools.partial(jax.jit, compiler_options=QUICK)
     def gradient(trajectory: Any) -> Any:
-        flat = lambda x: x.reshape(-1, *x.shape[2:])  # noqa: E731
+        flat = lambda x: x.reshape(-1, *x.shape[2:])
         batch = jax.tree.map(flat, agent.plan(jax.random.key(0), state, trajectory).data)
-        return agent.grad(jax.random.key(0), state, batch), agent.observe(state, trajectory).env_steps
+        given = batch, agent.statistics(batch)
+        return agent.grad(jax.random.key(0), state, given), agent.observe(state, trajectory).env_steps
 
     extras = trajectory.extras._replace(value=trajectory.extras.value - 50.0 * none)
     action = jnp.where(none, 0, trajectory.action)

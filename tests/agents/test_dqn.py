@@ -224,8 +224,8 @@ def program(agent: Agent, num_lanes: int):
 
 def random_trajectory(seed: int, time: int, num_envs: int) -> Trajectory:
     rng = np.random.default_rng(seed)
-    draw = lambda *shape: rng.normal(size=(time, num_envs, *shape)).astype(np.float32)  # noqa: E731
-    flag = lambda: rng.random((time, num_envs)) < 0.1  # noqa: E731
+    draw = lambda *shape: rng.normal(size=(time, num_envs, *shape)).astype(np.float32)
+    flag = lambda: rng.random((time, num_envs)) < 0.1
     action = rng.integers(3, size=(time, num_envs), dtype=np.int32)
     return Trajectory(draw(4), action, draw(), flag(), flag(), draw(4), flag(), (), (), (), np.int32(0))
 
@@ -254,7 +254,7 @@ def test_frames_stay_bytes_until_the_network_sees_them() -> None:
 def test_on_a_mesh_nothing_but_sums_crosses_devices_and_the_numbers_agree() -> None:
     agent = dqn.make(dataclasses.replace(SMALL, n_step=3, num_updates=2, dueling=True))
     mesh = jax.make_mesh((8,), ("env",), axis_types=(AxisType.Auto,))
-    place = lambda spec: lambda x: jax.device_put(x, NamedSharding(mesh, spec(x)))  # noqa: E731
+    place = lambda spec: lambda x: jax.device_put(x, NamedSharding(mesh, spec(x)))
     whole = place(lambda x: PartitionSpec())
     by_lane = place(lambda x: PartitionSpec("env") if np.ndim(x) else PartitionSpec())
     by_env = place(lambda x: PartitionSpec(None, "env") if np.ndim(x) else PartitionSpec())
@@ -277,7 +277,7 @@ def test_seeds_batch_under_vmap() -> None:
     agent = dqn.make(SMALL)
     step, keys = program(agent, 8), jax.random.split(jax.random.key(5), 2)
     apart = [initial(agent, seed) for seed in range(2)]
-    stack = lambda trees: jax.tree.map(lambda *x: np.stack(x), *trees)  # noqa: E731
+    stack = lambda trees: jax.tree.map(lambda *x: np.stack(x), *trees)
     together = stack(apart)
     one, both = jax.jit(step), jax.jit(jax.vmap(step))
     for i in range(3):

@@ -33,9 +33,10 @@ def gradient(agent: Agent, state: Any, trajectory: Any) -> Any:
     @functools.partial(jax.jit, compiler_options=QUICK)
     def compute(state: Any, trajectory: Any) -> Any:
         plan = agent.plan(KEY, state, trajectory)
-        if plan.unit == "sequence":
-            return agent.grad(KEY, state, (plan.data, plan.per_env))
-        return agent.grad(KEY, state, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), plan.data))
+        minibatch = plan.data, plan.per_env
+        if plan.unit == "step":
+            minibatch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), plan.data)
+        return agent.grad(KEY, state, (minibatch, agent.statistics(minibatch)))
 
     found, aux = jax.device_get(compute(state, trajectory))
     return found, aux.metrics

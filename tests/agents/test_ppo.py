@@ -48,9 +48,8 @@ def noise(action: Any = DISCRETE) -> Env:
 def first_gradient(agent: Agent, state: Any, trajectory: Trajectory) -> Any:
     """Return what `grad` gives for the whole batch."""
     plan = agent.plan(jax.random.key(0), state, trajectory)
-    if plan.unit == "sequence":
-        return agent.grad(jax.random.key(0), state, (plan.data, plan.per_env))
-    return agent.grad(jax.random.key(0), state, flat(plan.data))
+    minibatch = (plan.data, plan.per_env) if plan.unit == "sequence" else flat(plan.data)
+    return agent.grad(jax.random.key(0), state, (minibatch, agent.statistics(minibatch)))
 
 
 def flat(batch: Any) -> Any:
@@ -71,7 +70,7 @@ class Run:
             return agent.init(key, env.spec), begin(key, env, jnp.arange(B), agent.carry(env.spec, B))
 
         # Each runs once or twice: compiling is the cost.
-        compiled = lambda f: jax.jit(f, compiler_options={"xla_backend_optimization_level": 0})  # noqa: E731
+        compiled = lambda f: jax.jit(f, compiler_options={"xla_backend_optimization_level": 0})
         collect, key = compiled(collect), jax.random.key(0)
         self.start, where = compiled(reset)(key)
         where, self.first = collect(key, self.start, where)
@@ -167,7 +166,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_return() -> None:
 def sample(seed: int = 0, box: bool = False) -> tuple[ActorCritic, ppo.Batch]:
     """Return an output and a batch of N = 10 that lie apart, so that much is clipped."""
     rng = np.random.default_rng(seed)
-    f = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    f = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
     policy = DiagGaussian(f(10, 2), f(2)) if box else Categorical(f(10, 3))
     action = f(10, 2) if box else jnp.asarray(rng.integers(3, size=10))
     log_prob = policy.log_prob(action) + 0.3 * f(10)
@@ -185,7 +184,12 @@ def test_loss_is_the_slow_loop(fields: dict[str, Any], masked: bool, box: bool) 
     output, batch = sample(box=box)
     rows = [0, 2, 3, 6, 9] if masked else list(range(10))
     valid = jnp.isin(jnp.arange(10), jnp.array(rows)) if masked else None
-    total, metrics = jax.jit(ppo.loss, static_argnums=0)(config, output, batch._replace(valid=valid))
+
+    @jax.jit
+    def found(output: ActorCritic, batch: ppo.Batch) -> Any:
+        return ppo.loss(config, output, ppo.normalize_advantage(batch, ppo.summarize(config, batch)))
+
+    total, metrics = found(output, batch._replace(valid=valid))
     log_ratio = np.asarray(output.policy.log_prob(batch.action) - batch.log_prob, np.float64)
     advantage = np.asarray(batch.advantage, np.float64)
     if config.normalize_advantage:
@@ -236,7 +240,7 @@ def test_value_clipping_by_hand(clip: float, target: float, loss: float, gradien
     config = ppo.Config(value_clip=clip, entropy_coef=0.0, value_coef=0.5)
     one, policy = jnp.ones(1), Categorical(jnp.zeros((1, 2)))
     batch = ppo.Batch(one, one > 2, jnp.zeros(1, int), jnp.log(0.5 * one), 0 * one, one, target * one, None)
-    function = lambda value: ppo.loss(config, ActorCritic(policy, value), batch)  # noqa: E731
+    function = lambda value: ppo.loss(config, ActorCritic(policy, value), batch)
     found, metrics = jax.jit(jax.grad(function, has_aux=True))(one)
     np.testing.assert_allclose(metrics["value_loss"], loss, rtol=1e-6)
     np.testing.assert_allclose(found, [gradient], atol=1e-6)
@@ -246,7 +250,7 @@ def masked_trajectory() -> tuple[Any, Trajectory]:
     """Return a trajectory whose rows after an end are none, as environments give that reset in the next step."""
     r = run()
     after = jnp.concatenate([jnp.zeros((1, B), bool), r.second.last[:-1]])
-    ended = lambda x: x & ~after  # noqa: E731
+    ended = lambda x: x & ~after
     return r, r.second._replace(
         valid=~after, terminated=ended(r.second.terminated), truncated=ended(r.second.truncated)
     )
@@ -266,13 +270,14 @@ def test_rows_that_are_none_change_nothing() -> None:
         extras=extras._replace(value=extras.value - 50.0 * none, log_prob=extras.log_prob - 1.0 * none),
     )
     assert none.any()
-    compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)  # noqa: E731
+    compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
     jax.tree.map(compare, whole, gradient(other))
     # The same without them.
     batch = flat(r.plan(jax.random.key(0), r.state, trajectory).data)
     rows = np.flatnonzero(batch.valid)
     fewer = jax.tree.map(lambda x: x[rows], batch._replace(valid=None))
-    jax.tree.map(compare, whole, jax.jit(agent.grad)(jax.random.key(0), r.state, fewer))
+    given = fewer, agent.statistics(fewer)
+    jax.tree.map(compare, whole, jax.jit(agent.grad)(jax.random.key(0), r.state, given))
 
 
 def test_rows_that_are_none_are_not_observed() -> None:
@@ -320,7 +325,7 @@ def test_an_iteration_ends_with_the_update_before_the_target_was_passed() -> Non
         )
         for n, more in ((1, {}), (4, {"target_kl": 1e-3}), (4, {}))
     ]
-    compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)  # noqa: E731
+    compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
     jax.tree.map(compare, learned[0].state.params, learned[1].state.params)
     assert parameters_differ(learned[1].state.params, learned[2].state.params)
     assert not bool(learned[1].state.stopped)

@@ -25,7 +25,7 @@ def differences(images: list[tuple[bytes, str]]) -> list[str]:
     consoles = [Console(image, scheme) for image, scheme in images]
     cartridges = Cartridges([Cartridge(image, scheme) for image, scheme in images])
     which = jnp.arange(len(images), dtype=jnp.int32)
-    full = lambda value: jnp.full(len(images), value, jnp.int32)  # noqa: E731
+    full = lambda value: jnp.full(len(images), value, jnp.int32)
     controls = Controls(full(0xFF), full(0x3F), (full(0x80), full(0x80)), (full(NEVER),) * 4, full(0))
     ram = np.zeros((len(images), cartridges.memory), np.uint8)
     ram[:, :128] = [list(console.ram) for console in consoles]

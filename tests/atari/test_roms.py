@@ -28,6 +28,7 @@ def test_any_file_with_the_right_md5(file, tmp_path):
     assert roms.find_rom(OURS, str(tmp_path)) == DATA
 
 
+@pytest.mark.extras
 def test_argument_before_variable_before_packages(tmp_path, monkeypatch):
     named, by_variable = tmp_path / "named", tmp_path / "variable"
     for folder in (named, by_variable):

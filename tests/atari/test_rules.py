@@ -237,7 +237,7 @@ def judge(games: list[Game], tapes: list[Tape]) -> dict[str, int]:
     tape = Tape(*(np.stack(each, 1) for each in zip(*tapes, strict=True)))
     rules, which = Rules(games), jnp.arange(len(games), dtype=jnp.int32)
     blank = rules._blank(which, which.shape)
-    choose = lambda mask, a, b: jax.tree.map(lambda x, y: jnp.where(mask, x, y), a, b)  # noqa: E731
+    choose = lambda mask, a, b: jax.tree.map(lambda x, y: jnp.where(mask, x, y), a, b)
 
     def step(carry: Any, row: Tape) -> Any:
         state, kept = carry

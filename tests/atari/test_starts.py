@@ -22,8 +22,7 @@ def state(found: Starts, game: int, number: int) -> Starts:
     return jax.tree.map(lambda x: x[game, number], found)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["Pong", "Qbert", "Hero"])
+@pytest.mark.parametrize("name", ["Pong", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Qbert", "Hero"))])
 def test_states_after_waiting_are_those_of_ale_py(name: str, monkeypatch: pytest.MonkeyPatch):
     """Two timers, waits of one and two frames; the first timer is that of ale-py's first reset."""
     pytest.importorskip("ale_py", reason='ale-py is in the extra: pip install "podium[atari]"')
@@ -76,29 +75,6 @@ def numbered(game: Game) -> Starts:
 
 def emulator(*games: Game) -> Any:
     return Emulator(games, tuple(bytes(game.rom_bytes) for game in games))
-
-
-def test_what_a_console_does_is_the_same_in_every_number_of_them():
-    """Seven and eight from the power switch, all alike, stand as one alone does; see `xla.avoid_avx512`."""
-    pytest.importorskip("ale_py", reason='ale-py is in the extra: pip install "podium[atari]"')
-    game = find("Alien")
-    engine = Emulator((game,), (oracle.rom_path(game.rom).read_bytes(),))
-
-    def script() -> starts.Script:
-        yield 0
-        for _ in range(3):
-            yield starts.Hold()
-
-    def stand(number: int) -> Starts:
-        lanes = starts._Lanes(engine, np.zeros(number, np.int32))
-        lanes.run([script() for _ in range(number)])
-        return lanes.snapshot()
-
-    one = stand(1)
-    for number in (7, 8):
-        jax.tree.map(
-            lambda x, alone: np.testing.assert_array_equal(x, np.broadcast_to(alone, x.shape)), stand(number), one
-        )
 
 
 def test_states_are_made_once(folder: Path, made: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]):

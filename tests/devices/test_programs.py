@@ -8,12 +8,21 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import podium
 from podium import envs
 from podium.agents import apex, dqn, impala, ppo
+from podium.env import auto_reset
+from podium.envs import native
+from podium.learn import learn
+from podium.placement.actors.fused import FusedActing
+from podium.placement.compiled.iteration import start
+from podium.rollout import begin, rollout
 
 FORBIDDEN = ("all-gather", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
 NUM_ENVS = 16
@@ -84,7 +93,12 @@ def called(line: str) -> list[str]:
 
 
 def depth_of_collectives(text: str) -> list[int]:
-    """Return for every collective the number of `while` loops that it stands in.
+    """Return for every collective the number of `while` loops that it stands in; see `collectives_by_depth`."""
+    return [depth for depth, _ in collectives_by_depth(text)]
+
+
+def collectives_by_depth(text: str) -> list[tuple[int, str]]:
+    """Return every collective behind the number of `while` loops that it stands in.
 
     The chunk is a loop over updates (1), learning a loop over minibatches in it (2); a loop over time inside the
     gradient would be the third.
@@ -92,28 +106,40 @@ def depth_of_collectives(text: str) -> list[int]:
     bodies = computations(text)
     entry = re.search(r"^ENTRY %?([\w.\-]+)", text, re.MULTILINE)
     assert entry is not None
-    depths: list[int] = []
+    found: list[tuple[int, str]] = []
 
     def walk(name: str, depth: int) -> None:
         for line in bodies[name]:
-            depths.extend([depth] * len(collectives([line])))
+            found.extend([(depth, line)] * len(collectives([line])))
             inside = depth + (" while(" in line)
             for callee in called(line):
                 if callee in bodies:
                     walk(callee, inside)
 
     walk(entry.group(1), 0)
-    return depths
+    return found
+
+
+def collectives_in_loops_of(text: str, rounds: int) -> list[str]:
+    """Return the kinds of the collectives in the loops of so many rounds, and in all that those call."""
+    bodies = computations(text)
+    known = f'"known_trip_count":{{"n":"{rounds}"}}'
+    loops = [line for lines in bodies.values() for line in lines if " while(" in line and known in line]
+    assert loops, f"no loop of {rounds} rounds"
+
+    def walk(line: str) -> list[str]:
+        inside = [found for callee in called(line) for each in bodies.get(callee, []) for found in walk(each)]
+        return collectives([line]) + inside
+
+    return [found for line in loops for found in walk(line)]
 
 
 def test_the_reader_finds_collectives_in_loops() -> None:
     """Held against a program of which it is known: a sum over devices in a loop in a loop, and one outside."""
-    from jax.sharding import PartitionSpec as P
-
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
 
     def local(x: Any, n: Any) -> Any:
-        inner = lambda i, y: y * 0.5 + jax.lax.psum(y, "x")  # noqa: E731
+        inner = lambda i, y: y * 0.5 + jax.lax.psum(y, "x")
         y = jax.lax.fori_loop(0, n, lambda i, y: jax.lax.fori_loop(0, n + i, inner, y), x)
         return jax.lax.psum(y, "x")
 
@@ -121,10 +147,17 @@ def test_the_reader_finds_collectives_in_loops() -> None:
     text = jax.jit(mapped).lower(np.ones(8, np.float32), np.int32(3)).compile().as_text()
     assert sorted(depth_of_collectives(text)) == [0, 2]
 
+    def fixed(x: Any) -> Any:
+        return jax.lax.fori_loop(0, 3, lambda i, y: jax.lax.psum(jnp.sin(jax.lax.psum(y, "x")), "x"), x)
+
+    mapped = jax.shard_map(fixed, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+    text = jax.jit(mapped).lower(np.ones(8, np.float32)).compile().as_text()
+    assert collectives_in_loops_of(text, 3) == ["all-reduce", "all-reduce"]
+
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_gradient_sums_are_all_that_crosses(name: str) -> None:
-    text = build(name).compiled_text()
+    text = build(name).loop.compiled_text()
     for kind in FORBIDDEN:
         assert not re.search(rf"\s{kind}(-start)?\(", text), kind
     depths = depth_of_collectives(text)
@@ -135,14 +168,78 @@ def test_gradient_sums_are_all_that_crosses(name: str) -> None:
     assert max(depths) <= (3 if name == "apex" else 2), depths
 
 
-def test_without_groups_the_gru_would_sum_in_every_step_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above can fail: with the layout hint taken away, sums stand in the backward loop over time."""
+STEPS = 4  # Gradient steps of the cases' PPO: 2 epochs of 2 minibatches.
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("ppo")])
+def test_a_gradient_step_of_ppo_waits_for_other_devices_once(name: str) -> None:
+    assert collectives_in_loops_of(build(name).loop.compiled_text(), STEPS) == ["all-reduce"]
+
+
+def text_of_learning(agent: Any) -> str:
+    """Return the compiled text of learning on 8 devices from rows of which some are none."""
+    env, length = native.catch(), 7
+
+    def play(key: Any) -> Any:
+        state, index = agent.init(key, env.spec), jnp.arange(NUM_ENVS)
+        begun = begin(key, auto_reset(env), index, agent.carry(env.spec, NUM_ENVS))
+        trajectory = rollout(key, agent, auto_reset(env), agent.actor(state), begun, length, jnp.int32(0))[1]
+        return state, trajectory._replace(valid=trajectory.terminated)
+
+    mesh = jax.make_mesh((8,), ("env",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def put(x: Any) -> Any:
+        # What has environments has them second, as nothing else of these shapes does.
+        split = x.shape[:2] == (length, NUM_ENVS)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, P(None, "env") if split else P()))
+
+    arguments = jax.tree.map(put, jax.eval_shape(play, jax.random.key(0)))
+    return (
+        jax.jit(lambda key, *x: learn(key, agent, x[0], (), x[1], 8))
+        .lower(jax.random.key(0), *arguments)
+        .compile()
+        .as_text()
+    )
+
+
+@pytest.mark.parametrize("name", ["ppo", "impala"])
+def test_rows_that_are_none_add_no_wait(name: str) -> None:
+    """How many rows of a minibatch count is known before its gradient, and so is how far IMPALA's bootstraps reach."""
+    agent = {"ppo": small_ppo(), "impala": impala.make(impala.Config(hidden_sizes=(16,), num_minibatches=2))}[name]
+    text = text_of_learning(agent)
+    rounds = STEPS if name == "ppo" else 2
+    assert collectives_in_loops_of(text, rounds) == ["all-reduce"]
+    assert not any(re.search(rf"\s{kind}(-start)?\(", text) for kind in FORBIDDEN)
+
+
+def test_statistics_in_the_gradient_would_add_waits() -> None:
+    """The tests above can fail: with the statistics of PPO taken where the gradient is, there are four sums."""
+    agent = small_ppo()
+    grad = lambda key, state, minibatch: agent.grad(key, state, (minibatch, agent.statistics(minibatch)))
+    text = text_of_learning(agent._replace(statistics=None, grad=grad))
+    assert collectives_in_loops_of(text, STEPS) == ["all-reduce"] * 4
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_a_gradient_step_sums_its_gradient_as_one_array(name: str) -> None:
+    """CPU devices meet once for each array of a sum; PPO's 18 were two thirds of eight devices' time on two cores."""
+    text = build(name).loop.compiled_text()
+    sums = [re.findall(r"\w+\[([\d,]*)\]", line.split(" all-reduce")[0]) for _, line in collectives_by_depth(text)]
+    sizes = [[int(np.prod([int(n) for n in shape.split(",") if n])) for shape in shapes] for shapes in sums]
+    arrays = [size for of_one in sizes for size in of_one]
+    assert len([size for size in arrays if size > 16]) == 1, sizes
+    # Beside it the metrics of the step, what the algorithm needs of the whole batch, and the episodes that ended.
+    assert len(arrays) <= CASES[name][3] + 2, sizes
+
+
+def test_left_to_the_partitioner_the_gru_would_sum_in_every_step_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests above can fail: not told of the mesh, sums stand in the backward loop over time, array by array."""
     import contextlib
 
-    monkeypatch.setattr("podium.placement.fused.batch_groups", lambda groups: contextlib.nullcontext())
+    monkeypatch.setattr("podium.placement.compiled.chunk.batch_over", lambda mesh: contextlib.nullcontext())
     make, env, length, _ = CASES["ppo-gru"]
     program = podium.Anakin(8).build(make(), envs.make(env), num_envs=NUM_ENVS, rollout_length=length, max_updates=4)
-    assert max(depth_of_collectives(program.compiled_text())) == 3
+    assert max(depth_of_collectives(program.loop.compiled_text())) == 3
 
 
 def total_bytes(tree: Any) -> int:
@@ -164,7 +261,7 @@ def test_the_state_is_donated_and_the_buffer_never_copied(devices: int, algorith
     program = podium.Anakin(devices).build(
         agent, envs.make("podium/Catch"), num_envs=NUM_ENVS, rollout_length=4, max_updates=4
     )
-    memory = program.memory_analysis()
+    memory = program.loop.memory_analysis()
     state = program.abstract_state()
     buffer = total_bytes(state.replay)
     assert buffer > 200_000 * 400 / devices  # One observation of Catch is 100 numbers of four bytes.
@@ -181,7 +278,7 @@ def test_priorities_are_never_copied(devices: int, num_updates: int) -> None:
         agent, envs.make("CartPole-v1"), num_envs=NUM_ENVS, rollout_length=1, max_updates=4
     )
     priorities = total_bytes(program.abstract_state().replay.priorities)
-    assert program.memory_analysis().temp_size_in_bytes < 0.5 * priorities
+    assert program.loop.memory_analysis().temp_size_in_bytes < 0.5 * priorities
 
 
 def test_the_old_state_is_consumed() -> None:
@@ -217,7 +314,8 @@ def test_a_chunk_of_a_length_it_was_not_built_for_is_refused(length: int) -> Non
 
 def start_one(program: Any, key: Any) -> Any:
     """Return the first state of a program of one seed, from a key."""
-    return jax.jit(program._start, out_shardings=program._shardings)(key)
+    acting = FusedActing(program.agent, program.env, NUM_ENVS, program.sizes.rollout_length)
+    return jax.jit(lambda key: start(key, acting, program.sizes), out_shardings=program.loop.shardings)(key)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +332,7 @@ def test_seeds_are_runs_of_their_own(name: str, seeds: int, devices: int) -> Non
     sizes: dict[str, Any] = {"num_envs": NUM_ENVS, "rollout_length": 8, "num_lanes": 8, "max_updates": updates}
     together = podium.Anakin(devices).build(agent, env, seeds=seeds, **sizes)
     if seeds % devices == 0:
-        assert not collectives(together.compiled_text().splitlines())
+        assert not collectives(together.loop.compiled_text().splitlines())
     state, metrics = together.chunk(together.init(5), updates)
     params = jax.device_get(agent.actor(state.agent))
     assert metrics["loss"].shape == (updates, seeds)
@@ -252,7 +350,7 @@ def test_several_seeds_start_one_after_another() -> None:
     """A batched QR decomposition can deadlock the threads of XLA on CPU, so no seed may be started by `vmap`."""
     env = envs.make("podium/Catch")
     program = podium.Anakin(devices=1).build(small_ppo(), env, num_envs=8, rollout_length=4, seeds=3)
-    text = jax.jit(program._start).lower(jax.random.key(0)).as_text()
+    text = jax.jit(program.loop.start).lower(jax.random.key(0)).as_text()
     batch_dims = re.findall(r'@lapack_s(?:geqrf|orgqr)_ffi.*num_batch_dims = "(\d+)"', text)
     assert batch_dims, "the test must see the decompositions"
     assert set(batch_dims) == {"0"}

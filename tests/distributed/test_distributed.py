@@ -119,8 +119,8 @@ AGENT = ppo.make(ppo.Config(hidden_sizes=(16,)))
 @pytest.mark.parametrize(
     ("placement", "sizes", "words"),
     [
-        (podium.Sebulba(), {"num_envs": 7}, "num_envs=7 is not divisible by the 2 actor threads; use 6 or 8"),
-        (podium.Sebulba(envs_per_thread=4), {"num_envs": 4}, "use num_envs=8"),
+        (podium.Sebulba(), {"num_envs": 7}, "num_envs=7 is not divisible by the 2 actors; use 6 or 8"),
+        (podium.Sebulba(envs_per_actor=4), {"num_envs": 4}, "use num_envs=8"),
         (podium.Anakin(), {"seeds": 4}, "seeds=4: several processes run one seed"),
         (podium.Anakin(jax.devices()[:1]), {}, "give the number of devices of each"),
         (podium.Single(), {}, "2 processes: Single runs in one"),

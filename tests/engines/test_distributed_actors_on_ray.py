@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import threading
@@ -15,10 +14,8 @@ import pytest
 
 import podium
 from podium.agents import a2c
-from podium.host import HostEnvs, on_host
-from podium.placement.actors import ActorError
-from podium.placement.elsewhere import PlayerElsewhere
-from podium.placement.players import Played
+from podium.host import HostEnvFactory, on_host
+from podium.placement.threads.supervision import ActorError
 
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
 
@@ -46,7 +43,7 @@ def run(program: Any, updates: int) -> tuple[Any, dict[str, Any]]:
 )
 def test_in_lockstep_it_is_that_of_threads(where: str, workers: int) -> None:
     env = podium.envs.make("podium/Catch")
-    assert not isinstance(env, HostEnvs)
+    assert not isinstance(env, HostEnvFactory)
     task = on_host(env) if where == "host" else env
     here, here_metrics = run(build(podium.DistributedActors(workers, lockstep=True), task), 3)
     there, metrics = run(build(podium.DistributedActors(workers, lockstep=True, engine="ray"), task), 3)
@@ -55,53 +52,34 @@ def test_in_lockstep_it_is_that_of_threads(where: str, workers: int) -> None:
     assert (metrics["valid_steps"] == 64).all()
 
 
-def kill_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Kill the process of worker 1 while it plays its third rollout."""
-    play, killed, rollouts = PlayerElsewhere.play, [], []
-
-    def killing(self: PlayerElsewhere, *arguments: Any) -> Played:
-        if self._handle.name == "podium-player-1":
-            rollouts.append(None)
-            if len(rollouts) == 3:
-                killed.append(self._handle.pid)
-                os.kill(self._handle.pid, signal.SIGKILL)
-        return play(self, *arguments)
-
-    monkeypatch.setattr(PlayerElsewhere, "play", killing)
-    return killed
+@pytest.fixture
+def killing(signalling: Any) -> Any:
+    """Return what kills the process of worker 1 before its third rollout."""
+    return signalling(signal.SIGKILL, "podium-actor-1", "play", 3)
 
 
 @pytest.mark.slow
-def test_a_killed_worker_begins_anew_and_its_rollout_is_counted(monkeypatch: pytest.MonkeyPatch, gone: Any) -> None:
-    killed = kill_once(monkeypatch)
-    _, metrics = run(build(podium.DistributedActors(2, restarts=1, lockstep=True, engine="ray")), 6)
+def test_a_killed_worker_begins_anew_and_its_rollout_is_counted(killing: Any, spied: Any, gone: Any) -> None:
+    placement = podium.DistributedActors(2, restarts=1, lockstep=True, engine=spied(before=killing))
+    _, metrics = run(build(placement), 6)
     assert metrics["dropped_rollouts"].sum() == 1 and len(metrics["loss"]) == 6
-    gone(*killed)
+    gone(*killing.sent_to)
 
 
 @pytest.mark.slow
-def test_a_killed_worker_ends_a_run_without_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed = kill_once(monkeypatch)
-    with pytest.raises(ActorError, match=r"podium-actor-1 died of LostError\('The process of podium-player-1 \("):
-        run(build(podium.DistributedActors(2, engine="ray")), LONG)
-    assert killed
+def test_a_killed_worker_ends_a_run_without_restarts(killing: Any, spied: Any) -> None:
+    with pytest.raises(ActorError, match=r"podium-actor-1 died of LostError\('The process of podium-actor-1 \("):
+        run(build(podium.DistributedActors(2, engine=spied(before=killing))), LONG)
+    assert killing.sent_to
 
 
 @pytest.mark.slow
-def test_a_worker_that_hangs_ends_the_run_and_its_process(monkeypatch: pytest.MonkeyPatch, gone: Any) -> None:
-    play, stopped = PlayerElsewhere.play, []
-
-    def stopping(self: PlayerElsewhere, *arguments: Any) -> Played:
-        if self._handle.pid is not None and not stopped:
-            stopped.append(self._handle.pid)
-            os.kill(self._handle.pid, signal.SIGSTOP)
-        return play(self, *arguments)
-
-    monkeypatch.setattr(PlayerElsewhere, "play", stopping)
-    with pytest.raises(ActorError, match="podium-player-. has not ended a rollout for 3 s"):
-        run(build(podium.DistributedActors(2, worker_timeout=3.0, engine="ray")), LONG)
-    gone(*stopped)
-    playing = lambda: [x for x in threading.enumerate() if x.name.startswith("podium-actor")]  # noqa: E731
+def test_a_worker_that_hangs_ends_the_run_and_its_process(spied: Any, signalling: Any, gone: Any) -> None:
+    stopping = signalling(signal.SIGSTOP, "podium-actor-0", "play", 1)
+    with pytest.raises(ActorError, match="podium-actor-0 has not ended a rollout for 3 s"):
+        run(build(podium.DistributedActors(2, actor_timeout=3.0, engine=spied(before=stopping))), LONG)
+    gone(*stopping.sent_to)
+    playing = lambda: [x for x in threading.enumerate() if x.name.startswith("podium-actor")]
     deadline = time.monotonic() + 10
     while playing() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -111,7 +89,7 @@ def test_a_worker_that_hangs_ends_the_run_and_its_process(monkeypatch: pytest.Mo
 def test_it_says_what_travels() -> None:
     placement = podium.DistributedActors(4, engine="ray")
     program = build(placement)
-    assert re.search("worker 3 +Ray actor +environments 6 to 7", program.explain())
+    assert re.search("worker 3 +Ray actor +environments 6 to 7", str(program.explain()))
     apart = build(podium.DistributedActors(1, devices := jax.devices()[:1], devices)).bytes_per_update()
     assert apart["trajectories"] == 0 < program.bytes_per_update()["trajectories"]
     assert program.bytes_per_update()["parameters"] == 4 * apart["parameters"]

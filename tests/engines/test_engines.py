@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podium.placement.engine import EngineError, FragmentError, Handle, LostError, Threads, resolve_engine
-from podium.placement.ray_engine import RayEngine
+from podium.placement.remote.engine import EngineError, FragmentError, Handle, LostError, Threads, resolve_engine
+from podium.placement.remote.ray import RayEngine
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -70,11 +70,11 @@ def place(request: pytest.FixtureRequest) -> Iterator[Callable[..., Handle]]:
 def test_calls_are_alike_in_both_engines(place: Callable[..., Handle]) -> None:
     key = jax.random.key(3)
     for handle in (Threads().place("podium-toy", lambda: Toy(4)), place(lambda: Toy(4))):
-        first = handle.call("add", jnp.float32(1), key, waiting=nothing)
+        first = handle.call("add", jnp.float32(1), key, heartbeat=nothing)
         assert first["sum"] == 6 and first["words"] == "added" and first["nothing"] is None
         assert (jax.random.key_data(first["key"]) == jax.random.key_data(key)).all()
-        answers = [handle.start("add", np.arange(3)) for _ in range(2)]
-        np.testing.assert_array_equal([answer.result(nothing)["sum"] for answer in answers], [[6, 7, 8], [7, 8, 9]])
+        replies = [handle.start("add", np.arange(3)) for _ in range(2)]
+        np.testing.assert_array_equal([reply.result(nothing)["sum"] for reply in replies], [[6, 7, 8], [7, 8, 9]])
     assert isinstance(first["sum"], np.ndarray)
 
 
@@ -82,53 +82,53 @@ def test_a_process_computes_on_its_share_of_the_cpu_and_errors_keep_their_traceb
     place: Callable[..., Handle],
 ) -> None:
     handle = place(Toy, RayEngine({"num_cpus": 2, "runtime_env": {"env_vars": {"PODIUM_TEST": "here"}}}))
-    seen = handle.call("surroundings", waiting=nothing)
+    seen = handle.call("surroundings", heartbeat=nothing)
     assert seen["platform"] == "cpu" and seen["devices"] == 1
     assert seen["PJRT_NPROC"] == "2" and seen["JAX_PLATFORMS"] == "cpu" and seen["PODIUM_TEST"] == "here"
     on_gpu = RayEngine({"num_gpus": 1}).actor_options()["runtime_env"]["env_vars"]
     assert "JAX_PLATFORMS" not in on_gpu and on_gpu["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
     with pytest.raises(FragmentError, match=r"(?s)podium-toy raised ZeroDivisionError.*in fail.*the toy broke"):
-        handle.call("fail", waiting=nothing)
-    assert handle.call("add", 0, waiting=nothing)["sum"] == 1
+        handle.call("fail", heartbeat=nothing)
+    assert handle.call("add", 0, heartbeat=nothing)["sum"] == 1
 
     def make() -> Toy:
         raise OSError("no simulator here")
 
     with pytest.raises(FragmentError, match="(?s)raised OSError.*no simulator here"):
-        place(make).call("add", 0, waiting=nothing)
+        place(make).call("add", 0, heartbeat=nothing)
 
 
 def test_a_killed_process_is_lost_and_can_be_made_anew(place: Callable[..., Handle], gone: Any) -> None:
     handle = place(lambda: Toy(1))
-    pid = handle.call("pid", waiting=nothing)
-    answer = handle.start("sleep", 60.0)
+    pid = handle.call("pid", heartbeat=nothing)
+    reply = handle.start("sleep", 60.0)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(LostError, match=rf"podium-toy \({pid}\) is gone"):
-        answer.result(nothing)
+        reply.result(nothing)
     with pytest.raises(LostError):
-        handle.call("add", 0, waiting=nothing)
+        handle.call("add", 0, heartbeat=nothing)
     handle.restart()
-    assert handle.call("add", 0, waiting=nothing)["sum"] == 2
-    again = handle.call("pid", waiting=nothing)
+    assert handle.call("add", 0, heartbeat=nothing)["sum"] == 2
+    again = handle.call("pid", heartbeat=nothing)
     handle.close()
     handle.close()
     gone(pid, again)
     with pytest.raises(LostError):
-        handle.call("add", 0, waiting=nothing)
+        handle.call("add", 0, heartbeat=nothing)
 
 
-def test_waiting_can_end_a_call_that_hangs(place: Callable[..., Handle], gone: Any) -> None:
+def test_a_heartbeat_can_end_a_call_that_hangs(place: Callable[..., Handle], gone: Any) -> None:
     handle = place()
-    pid = handle.call("pid", waiting=nothing)
+    pid = handle.call("pid", heartbeat=nothing)
     calls = []
 
-    def waiting() -> None:
+    def heartbeat() -> None:
         calls.append(time.monotonic())
         if len(calls) == 3:
             raise InterruptedError("the run is over")
 
     with pytest.raises(InterruptedError):
-        handle.call("sleep", 600.0, waiting=waiting)
+        handle.call("sleep", 600.0, heartbeat=heartbeat)
     assert calls[2] - calls[0] < 5
     handle.close()
     gone(pid)
@@ -137,7 +137,7 @@ def test_waiting_can_end_a_call_that_hangs(place: Callable[..., Handle], gone: A
 def test_what_asks_for_too_much_says_so(place: Callable[..., Handle]) -> None:
     handle = place(Toy, RayEngine({"num_cpus": 99}, start_timeout=1.0))
     with pytest.raises(EngineError, match="does not stand after start_timeout=1 s.*asks for num_cpus=99.*free in the"):
-        handle.call("add", 0, waiting=nothing)
+        handle.call("add", 0, heartbeat=nothing)
 
 
 def test_what_cannot_be_sent_is_refused_in_a_sentence(place: Callable[..., Handle]) -> None:
@@ -146,6 +146,7 @@ def test_what_cannot_be_sent_is_refused_in_a_sentence(place: Callable[..., Handl
         place(lambda: lock)
 
 
+@pytest.mark.extras
 def test_engines_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_engine("threads") == Threads() and not Threads.apart
     assert resolve_engine("ray") == RayEngine() and RayEngine.apart
@@ -161,7 +162,7 @@ def test_engines_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 LOSE_THE_HEAD = """
 import os, signal, subprocess, sys, ray
-from podium.placement.ray_engine import RayEngine
+from podium.placement.remote.ray import RayEngine
 
 class Toy:
     def pid(self): return os.getpid()
@@ -169,14 +170,14 @@ class Toy:
 
 ray.init(num_cpus=2, object_store_memory=100 * 2**20, include_dashboard=False, log_to_driver=False)
 handle = RayEngine().place("podium-toy", Toy)
-print("pids", handle.call("pid", waiting=lambda: None), flush=True)
-answer = handle.start("sleep")
+print("pids", handle.call("pid", heartbeat=lambda: None), flush=True)
+reply = handle.start("sleep")
 listed = subprocess.run(["ps", "-ewwo", "pid,ppid,args"], capture_output=True, text=True).stdout.splitlines()
 for pid, parent, args in (line.split(None, 2) for line in listed[1:]):
     if parent == str(os.getpid()) and "gcs_server" in args.split()[0]:
         os.kill(int(pid), signal.SIGKILL)
         print("killed", flush=True)
-answer.result(lambda: None)
+reply.result(lambda: None)
 """
 
 

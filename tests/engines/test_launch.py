@@ -18,7 +18,7 @@ import pytest
 
 import podium
 from podium.agents import a2c
-from podium.placement.engine import EngineError
+from podium.placement.remote.engine import EngineError
 from podium.sinks import read_metrics
 
 pytestmark = pytest.mark.xdist_group("ray")
@@ -55,6 +55,7 @@ def test_what_cannot_be_launched_is_refused_before_anything_starts(changes: dict
         podium.launch(A2C, "podium/Catch", num_steps=STEPS, **{"placement": PLACEMENT, **SIZES, **changes})
 
 
+@pytest.mark.extras
 def test_without_ray_it_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r'pip install "podium\[ray\]"'):

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import threading
-import time
 from typing import Any
 
 import jax
@@ -16,9 +15,9 @@ import pytest
 import podium
 from podium.agents import a2c, dqn
 from podium.host import on_host
-from podium.placement.actors import ActorError
-from podium.placement.engine import EngineError
-from podium.placement.ray_engine import RayEngine
+from podium.placement.remote.engine import EngineError
+from podium.placement.remote.ray import RayEngine
+from podium.placement.threads.supervision import ActorError
 
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
 
@@ -42,13 +41,14 @@ def assert_close(a: Any, b: Any, tolerance: float = 1e-6) -> None:
     ("agent", "length", "updates"), [(A2C, LENGTH, 2), pytest.param(DQN, 1, 7, marks=pytest.mark.slow)]
 )
 def test_one_worker_is_single_and_states_go_home_between_chunks(
-    agent: Any, length: int, updates: int, gone: Any
+    agent: Any, length: int, updates: int, spied: Any, gone: Any
 ) -> None:
     """And a state that is not where the fragments stand, as of a checkpoint, is where they stand then."""
-    ours, single = build(podium.ParameterServer(1, engine="ray"), agent, length), build(podium.Single(), agent, length)
+    engine = spied()
+    ours, single = build(podium.ParameterServer(1, engine=engine), agent, length), build(podium.Single(), agent, length)
     try:
         state, expected = ours.init(0), single.init(0)
-        described = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), tree)  # noqa: E731
+        described = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), tree)
         shapes = described(ours.abstract_state())
         for _ in range(2):
             state, metrics = ours.chunk(state, updates)
@@ -59,77 +59,69 @@ def test_one_worker_is_single_and_states_go_home_between_chunks(
         assert (metrics["policy_lag_max"] == 0).all()
         again, _ = ours.chunk(ours.init(0), 2 * updates)
         assert_close(again.agent, expected.agent)
-        pid = ours._handles[0].pid
     finally:
         ours.close()
-    gone(pid)
+    gone(*engine.pids())
 
 
-def kill_in_the_midst(program: Any, killed: list[int]) -> None:
-    """Kill the process of worker 1 once that has done a few steps of a chunk."""
-    program.compile()
-    pid = program._handles[1].pid
-
-    def wait_and_kill() -> None:
-        deadline = time.monotonic() + 60
-        while not (len(program._workers) > 1 and program._workers[1].progress > 4) and time.monotonic() < deadline:
-            time.sleep(0.001)
-        os.kill(pid, signal.SIGKILL)
-        killed.append(pid)
-
-    threading.Thread(target=wait_and_kill, daemon=True).start()
+@pytest.fixture
+def killing(signalling: Any) -> Any:
+    """Return what kills the process of worker 1 in the midst of a chunk, before its sixth gradient."""
+    return signalling(signal.SIGKILL, "podium-worker-1", "take", 6)
 
 
-def test_a_killed_worker_is_made_anew_and_its_rollout_is_dropped_and_counted(gone: Any) -> None:
-    program, killed = build(podium.ParameterServer(2, restarts=1, engine="ray")), []
-    updates = 60
+def test_a_killed_worker_is_made_anew_and_its_rollout_is_dropped_and_counted(
+    killing: Any, spied: Any, gone: Any
+) -> None:
+    engine = spied(before=killing)
+    program = build(podium.ParameterServer(2, restarts=1, engine=engine))
+    updates = 12
     try:
-        kill_in_the_midst(program, killed)
         state, metrics = program.chunk(program.init(0), updates)
         assert metrics["dropped_rollouts"].sum() == 1
         assert len(metrics["loss"]) == updates and metrics["finite"].all()
         # What was observed is what was played to the end, once each.
         assert float(state.agent.env_steps) == NUM_ENVS * LENGTH * updates
-        pids = [handle.pid for handle in program._handles]
-        assert killed[0] not in pids
+        pids = engine.pids()
+        assert len(pids) == 2 and killing.sent_to[0] not in pids
         program.chunk(state, 2)
     finally:
         program.close()
-    gone(*killed, *pids)
+    gone(*killing.sent_to, *pids)
 
 
 @pytest.mark.slow
-def test_host_environments_step_in_the_processes_of_workers(gone: Any) -> None:
+def test_host_environments_step_in_the_processes_of_workers(spied: Any, gone: Any) -> None:
     """In one chunk as in one process; a worker that is killed begins anew with its episodes."""
-    envs = on_host(podium.envs.make("podium/Catch"))
+    envs, remote = on_host(podium.envs.make("podium/Catch")), spied()
     programs = [
         podium.ParameterServer(1, devices=1, restarts=1, engine=engine).build(
             A2C, envs, num_envs=NUM_ENVS, rollout_length=LENGTH, max_updates=100
         )
-        for engine in ("threads", "ray")
+        for engine in ("threads", remote)
     ]
     try:
         (here, _), (there, _) = (program.chunk(program.init(0), 2) for program in programs)
         assert_close(here.agent, there.agent)
-        pid = programs[1]._handles[0].pid
+        (pid,) = remote.pids()
         os.kill(pid, signal.SIGKILL)
         _, metrics = programs[1].chunk(there, 3)
         assert metrics["dropped_rollouts"].sum() == 1 and (metrics["valid_steps"] == NUM_ENVS * LENGTH).all()
     finally:
         for program in programs:
             program.close()
-    gone(pid, programs[1]._handles[0].pid)
+    gone(pid, *remote.pids())
 
 
-def test_a_killed_worker_ends_a_run_without_restarts(gone: Any) -> None:
-    program, killed = build(podium.ParameterServer(2, engine="ray")), []
+def test_a_killed_worker_ends_a_run_without_restarts(killing: Any, spied: Any, gone: Any) -> None:
+    engine = spied(before=killing)
+    program = build(podium.ParameterServer(2, engine=engine))
     try:
-        kill_in_the_midst(program, killed)
         with pytest.raises(ActorError, match=r"podium-worker-1 died of LostError\('The process of podium-worker-1 \("):
             program.chunk(program.init(0), 400)
     finally:
         program.close()
-    gone(*(handle.pid for handle in program._handles))
+    gone(*engine.pids())
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("podium-worker")]
 
 
@@ -162,7 +154,7 @@ def test_it_says_what_travels_and_what_it_has_no_room_for() -> None:
     placement = podium.ParameterServer(4, devices=2, engine="ray")
     program = build(placement)
     assert [device.id for device in program.devices] == [0]
-    assert re.search("worker +Ray actor +environments 6 to 7", program.explain())
+    assert re.search("worker +Ray actor +environments 6 to 7", str(program.explain()))
     in_threads = build(podium.ParameterServer(2, devices=2)).bytes_per_update()
     explained = program.bytes_per_update()
     assert explained["states"] == 4 * in_threads["states"]  # Of two workers one is on the other device.

@@ -13,10 +13,12 @@ import pytest
 import podium
 from podium.agents import apex, dqn
 from podium.envs import make
-from podium.placement.actors import ActorError
-from podium.placement.engine import Threads
-from podium.placement.ray_engine import RayEngine
-from podium.placement.replay_store import SharedStore
+from podium.placement.actors.actor import make_acting
+from podium.placement.compiled.iteration import plan_shapes
+from podium.placement.remote.engine import Threads
+from podium.placement.remote.ray import RayEngine
+from podium.placement.remote.replay import ReplayFunctions, ReplayServer
+from podium.placement.threads.supervision import ActorError
 
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
 
@@ -24,48 +26,55 @@ SIZES: dict[str, Any] = {"hidden_sizes": (16,), "batch_size": 32, "min_replay_si
 APEX = apex.make(apex.Config(**SIZES, num_updates=2))
 
 
-def build(agent: Any = APEX, **changes: Any) -> Any:
-    placement = podium.DistributedActors(workers=2, replay_apart=True, replay_engine="ray", **changes)
-    return placement.build(agent, make("podium/Catch"), num_envs=8, rollout_length=4, max_updates=1000)
+CATCH = make("podium/Catch")
 
 
-def go_on() -> None:
-    pass
+def apart(engine: Any = "ray", **changes: Any) -> podium.DistributedActors:
+    return podium.DistributedActors(workers=2, replay_apart=True, replay_engine=engine, **changes)
+
+
+def build(placement: podium.DistributedActors) -> Any:
+    return placement.build(APEX, CATCH, num_envs=8, rollout_length=4, max_updates=1000)
+
+
+def nothing() -> None:
+    """Wait on."""
 
 
 def test_it_gives_what_one_in_this_process_gives() -> None:
-    program = build()
-    program.lower()
-    fragment = program._fragment
-    stores = [SharedStore(engine, fragment, 60.0) for engine in (Threads(), RayEngine())]
+    plan = plan_shapes(make_acting(APEX, CATCH, 8, 4), 4, 8)
+    functions = ReplayFunctions(APEX, build(apart()).sizes, plan, None)
+    replays = [ReplayServer(engine, functions, 60.0) for engine in (Threads(), RayEngine())]
     random = np.random.default_rng(0)
-    draw = lambda x: random.integers(0, 2, x.shape).astype(x.dtype)  # noqa: E731
+    draw = lambda x: random.integers(0, 2, x.shape).astype(x.dtype)
     try:
         for number in range(5):
-            data = jax.tree.map(draw, fragment.plan.data)
-            ready = [store.add(data, go_on) for store in stores]
+            data = jax.tree.map(draw, functions.plan.data)
+            ready = [replay.add(data, nothing) for replay in replays]
             assert ready == [number >= 1] * 2  # It takes 64 steps, and 32 come at a time.
             if not ready[0]:
                 continue
-            (here, at), (there, at_there) = (store.sample(jax.random.key(number), go_on) for store in stores)
+            (here, at), (there, at_there) = (replay.sample(jax.random.key(number), nothing) for replay in replays)
             jax.tree.map(np.testing.assert_array_equal, (here, at), (there, at_there))
             priorities = random.random(32).astype(np.float32)
-            for store, indices in zip(stores, (at, at_there), strict=True):
-                store.rank(indices, priorities, go_on)
+            for replay, indices in zip(replays, (at, at_there), strict=True):
+                replay.rank(indices, priorities, nothing)
     finally:
-        for store in stores:
-            store.close()
+        for replay in replays:
+            replay.close()
 
 
-def test_as_much_is_sampled_for_what_is_inserted_as_the_agent_says(gone: Any) -> None:
-    program = build()
+def test_as_much_is_sampled_for_what_is_inserted_as_the_agent_says(spied: Any, gone: Any) -> None:
+    """An insertion of 32 steps is worth 2 minibatches of 32; either side may be an update ahead."""
+    engine = spied()
+    program = build(apart(engine))
     try:
         state, metrics = program.chunk(program.init(0), 12)
-        limiter, pid = program._limiter, program._store._handle.pid
         learnt = np.isfinite(metrics["loss"])
-        assert learnt[2:].all() and limiter.sampled == learnt.sum() * 64
-        assert np.abs(metrics["replay_balance"]).max() <= limiter.tolerance
+        assert learnt[2:].all()
+        assert np.abs(metrics["replay_balance"]).max() <= 64
         assert program.agent_state(state).updates == 2 * learnt.sum()
+        (pid,) = engine.pids()
         assert pid != os.getpid()
     finally:
         program.close()
@@ -79,11 +88,12 @@ def test_as_much_is_sampled_for_what_is_inserted_as_the_agent_says(gone: Any) ->
         pytest.param(signal.SIGSTOP, "it has not answered for 3 s", marks=pytest.mark.slow),
     ],
 )
-def test_a_replay_that_is_lost_or_hangs_ends_the_run(number: int, words: str, gone: Any) -> None:
-    program = build(worker_timeout=3.0)
+def test_a_replay_that_is_lost_or_hangs_ends_the_run(number: int, words: str, spied: Any, gone: Any) -> None:
+    engine = spied()
+    program = build(apart(engine, actor_timeout=3.0))
     try:
         state, _ = program.chunk(program.init(0), 4)
-        pid = program._store._handle.pid
+        (pid,) = engine.pids()
         os.kill(pid, number)
         with pytest.raises(ActorError, match=words):
             program.chunk(state, 1000)
@@ -93,12 +103,12 @@ def test_a_replay_that_is_lost_or_hangs_ends_the_run(number: int, words: str, go
 
 
 def test_it_says_where_the_replay_is_and_what_travels() -> None:
-    program = build()
+    program = build(apart())
     moved = program.bytes_per_update()
     # Twice 32 transitions: two observations of 100 floats, action, reward, discount, weight.
     assert moved["minibatches"] == 2 * 32 * (2 * 400 + 4 * 4)
     assert moved["insertions"] > 32 * 2 * 400
-    for text in (str(program.explain()), str(program._placement.explain())):
+    for text in (str(program.explain()), str(apart().explain())):
         assert "replay" in text and "Ray actor" in text and "learning to replay" in text
 
 
@@ -111,7 +121,7 @@ def test_it_learns_catch_with_nothing_but_learning_in_this_process(agent: Any) -
         num_steps=60_000,
         num_envs=16,
         rollout_length=8,
-        placement=podium.DistributedActors(2, engine="ray", replay_apart=True, replay_engine="ray", worker_timeout=120),
+        placement=podium.DistributedActors(2, engine="ray", replay_apart=True, replay_engine="ray", actor_timeout=120),
         eval_every=0,
         progress=False,
     )

@@ -10,12 +10,12 @@ import pytest
 
 from podium import envs, testing
 from podium.envs import ale_envs
-from podium.host import HostEnvs
+from podium.host import HostEnvFactory
 
 pytest.importorskip("ale_py.vector_env", reason='ale-py is in the extra: pip install "podium[atari]"')
 
 
-def play(host_envs: HostEnvs, actions: Any) -> Any:
+def play(host_envs: HostEnvFactory, actions: Any) -> Any:
     """Return the TimeSteps, [1 + T, B, ...], row 0 that of the reset."""
     env = host_envs.make(actions.shape[1], 0, 0)
     steps = [env.reset()]

@@ -140,7 +140,7 @@ def discounted_values(env, gamma, policy, num_steps):
 
 def test_probe_values_are_those_documented():
     gamma = 0.5
-    value = lambda env, n=40: discounted_values(env, gamma, lambda obs: 0, n)  # noqa: E731
+    value = lambda env, n=40: discounted_values(env, gamma, lambda obs: 0, n)
     assert value(testing.probe_value(3.0))[0] == 3
     assert value(testing.probe_truncation(3.0, 5))[0] == pytest.approx(3 / (1 - gamma))
     expected = [3 * (1 - gamma ** (3 - t)) / (1 - gamma) for t in range(3)]

@@ -13,12 +13,12 @@ import pytest
 
 from podium import envs, testing
 from podium.envs import atari_host, envpool_envs
-from podium.host import HostEnvs
+from podium.host import HostEnvFactory
 
 envpool = pytest.importorskip("envpool", reason='envpool is in the extra: pip install "podium[atari]"')
 
 
-def play(host_envs: HostEnvs, actions: Any, seed: int = 0) -> Any:
+def play(host_envs: HostEnvFactory, actions: Any, seed: int = 0) -> Any:
     """Return the TimeSteps, [1 + T, B, ...], row 0 that of the reset."""
     actions = np.asarray(actions)
     env = host_envs.make(actions.shape[1], seed, 0)
@@ -180,7 +180,7 @@ def test_sizes_and_seeds_are_checked(sizes):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 def test_close_ends_the_threads_also_with_a_step_under_way():
-    count = lambda: len(list(Path("/proc/self/task").iterdir()))  # noqa: E731
+    count = lambda: len(list(Path("/proc/self/task").iterdir()))
     gc.collect()  # Of tests before.
     before = count()
     env = envs.make("Pong-v5", num_threads=3).make(3, 0, 0)

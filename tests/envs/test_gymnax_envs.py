@@ -46,7 +46,7 @@ def test_auto_reset_goes_through_the_same_states_as_gymnax(name, options):
         last_obs, state, reward, terminated, _ = theirs.step_env(key, state, action, params)
         truncated = theirs.is_truncated(state, params)
         new_obs, new_state = theirs.reset_env(reset_key(key), params)
-        choose = lambda new, old: jax.tree.map(lambda n, o: jnp.where(terminated | truncated, n, o), new, old)  # noqa: E731
+        choose = lambda new, old: jax.tree.map(lambda n, o: jnp.where(terminated | truncated, n, o), new, old)
         return choose(new_state, state), (choose(new_obs, last_obs), reward, terminated, truncated, last_obs)
 
     @jax.jit

@@ -15,7 +15,7 @@ import podium
 from podium import envs, keys, testing
 from podium.agent import ActOutput, Agent
 from podium.env import auto_reset
-from podium.host import CheckedHostEnv, HostEnvs, on_host
+from podium.host import CheckedHostEnv, HostEnvFactory, on_host
 from podium.rollout import begin, rollout
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, TimeStep
 
@@ -103,9 +103,9 @@ class Widening(Clock):
         return timestep._replace(reward=timestep.reward.astype(np.float64))
 
 
-def clocks(kind: type[Clock] = Clock, limit: int = 3, **options: Any) -> HostEnvs:
+def clocks(kind: type[Clock] = Clock, limit: int = 3, **options: Any) -> HostEnvFactory:
     spec = EnvSpec("test/Clock", ArraySpec((2,), low=0, high=3), DiscreteSpec(2), limit)
-    return HostEnvs(spec, lambda *sizes: kind(spec, *sizes), kind is Marking, **options)
+    return HostEnvFactory(spec, lambda *sizes: kind(spec, *sizes), kind is Marking, **options)
 
 
 def test_check_host_env_accepts_what_keeps_the_contract():
@@ -201,14 +201,14 @@ class Line(gymnasium.Env):
         return self.observe(), self.place / 2, self.place == 2, self.time == 3, {"note": "left out"}
 
 
-def lines(mode: str, **options: Any) -> HostEnvs:
+def lines(mode: str, **options: Any) -> HostEnvFactory:
     vector = gymnasium.vector.SyncVectorEnv
     return envs.from_gymnasium(
         lambda num_envs: vector([lambda: Line(**options)] * num_envs, autoreset_mode=mode), max_episode_steps=3
     )
 
 
-def rows(host_envs: HostEnvs, actions: list[list[int]]) -> dict[str, list]:
+def rows(host_envs: HostEnvFactory, actions: list[list[int]]) -> dict[str, list]:
     """Return what each environment of a batch gives, step by step; row 0 is the reset."""
     env = host_envs.make(len(actions[0]), 0, 0)
     steps = [env.reset()]
@@ -315,6 +315,7 @@ def test_gymnasium_refusals(make, sentence):
         ("gymnasium/CartPole-v1", "gymnasium", "gymnasium"),
     ],
 )
+@pytest.mark.extras
 def test_missing_simulator_names_the_extra(name, module, extra, monkeypatch):
     for loaded in [each for each in sys.modules if each.split(".")[0] == module]:
         monkeypatch.delitem(sys.modules, loaded)

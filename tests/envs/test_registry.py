@@ -20,14 +20,14 @@ def test_names_hold_every_family():
 @pytest.mark.parametrize(
     ("asked", "meant"),
     [
-        ("breakout", "'Breakout-MinAtar'"),
+        ("breakout", "'atari/Breakout' or 'Breakout-MinAtar'"),
         ("cartpole", "'CartPole-v1'"),
         ("CartPole-v0", "'CartPole-v1'"),
         ("cart_pole", "'CartPole-v1'"),
         ("catch", "'podium/Catch' or 'Catch-bsuite'"),
         ("atari/breakout", "'atari/Breakout'"),
         ("mountaincar", "'MountainCar-v0'"),
-        ("spaceinvader", "'SpaceInvaders-MinAtar'"),
+        ("spaceinvader", "'atari/SpaceInvaders' or 'SpaceInvaders-MinAtar'"),
     ],
 )
 def test_unknown_name_suggests_what_was_meant(asked, meant):

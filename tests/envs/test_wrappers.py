@@ -177,7 +177,7 @@ def echo(length: int) -> Env:
 
 @pytest.mark.parametrize("outside", [False, True])
 def test_sticky_actions_repeat_what_was_executed_but_never_across_episodes(outside):
-    wrap = lambda env: wrappers.sticky_actions(env, 0.25)  # noqa: E731
+    wrap = lambda env: wrappers.sticky_actions(env, 0.25)
     env = wrap(auto_reset(echo(4))) if outside else auto_reset(wrap(echo(4)))
     num_steps = 4000
     rng = np.random.default_rng(0)
@@ -193,7 +193,7 @@ def test_sticky_actions_repeat_what_was_executed_but_never_across_episodes(outsi
 
 @pytest.mark.parametrize("outside", [False, True])
 def test_raw_reward_is_the_innermost(outside):
-    wrap = lambda env: wrappers.clip_reward(wrappers.scale_reward(wrappers.sign_reward(env), 3.0), -1, 2)  # noqa: E731
+    wrap = lambda env: wrappers.clip_reward(wrappers.scale_reward(wrappers.sign_reward(env), 3.0), -1, 2)
     env = wrap(auto_reset(count(3))) if outside else auto_reset(wrap(count(3)))
     first, steps = play(env, 3)
     np.testing.assert_array_equal(steps.reward, [2, 2, 2])
@@ -211,7 +211,7 @@ def test_episode_return_is_counted_from_the_raw_reward(statistics_outside):
 
 
 def test_time_limit_and_statistics_commute():
-    limit = lambda env: wrappers.time_limit(env, 4)  # noqa: E731
+    limit = lambda env: wrappers.time_limit(env, 4)
     statistics = wrappers.episode_statistics
     runs = [play(auto_reset(env), 9) for env in (limit(statistics(count(NEVER))), statistics(limit(count(NEVER))))]
     jax.tree.map(np.testing.assert_array_equal, *runs)

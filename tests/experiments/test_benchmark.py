@@ -166,7 +166,7 @@ def test_sebulba_stands_beside_its_environments_alone(capsys: pytest.CaptureFixt
 def test_central_inference_stands_beside_its_slowest_stage(
     how: str, most: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = "central --num-envs 4 --envs-per-worker 2 --rollout-length 4 --updates 4 --repeats 1 --hidden-size 8"
+    command = "central --num-envs 4 --envs-per-actor 2 --rollout-length 4 --updates 4 --repeats 1 --hidden-size 8"
     row = measure(capsys, f"{command} --shortest 0.004 --longest 0.004 {how}")
     stages = {name: row[f"{name}_steps_per_second"] for name in ("environments", "inference", "learning", "serving")}
     slowest = min(stages, key=lambda name: stages[name])

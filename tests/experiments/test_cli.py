@@ -11,26 +11,29 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import a2c_anakin
 import a2c_sebulba
 import apex_distributed
-import cli
 import dqn_anakin
 import impala_anakin
 import impala_sebulba
 import jax
 import ppo_anakin
+import ppo_atari_anakin
 import ppo_sebulba
-import presets
 import pytest
 import replay
 
 import podium
-from podium import command
+from podium import presets
 from podium.agents import a2c, apex, dqn, impala, ppo
 from podium.checkpoint import CheckpointError
-from podium.placement.anakin import AnakinProgram
+from podium.commands import cache
+from podium.commands.console import REFUSED, guard, read_options
+from podium.commands.options import Options
+from podium.placement.compiled.chunk import CompiledLoop
 from podium.runs import RunFolder
 
 SCRIPTS = {"ppo": (ppo_anakin, ppo, presets.PPO), "dqn": (dqn_anakin, dqn, presets.DQN)}
@@ -45,24 +48,43 @@ OTHERS = {
 ALL = {**SCRIPTS, **OTHERS}
 TINY = ["--env", "podium/Catch", "--preset", "none", "--devices", "1", "--no-progress", "--no-compilation-cache"]
 
+RUN = (
+    "--preset --list-presets --env --env-options --cpu-threads --num-envs --rollout-length --num-steps --num-lanes "
+    "--seed --run-dir --resume --eval-every --eval-episodes --checkpoint-every --keep-checkpoints --log-every --wandb "
+    "--distributed --progress --compilation-cache"
+).split()
+PLACEMENT = {
+    "anakin": ["--devices", "--seeds"],
+    "sebulba": (
+        "--actor-devices --learner-devices --actor-threads --envs-per-thread --groups --queue-depth --max-lag "
+        "--lockstep --actor-timeout"
+    ).split(),
+    "distributed_actors": (
+        "--workers --worker-devices --learner-devices --refresh-every --queue-depth --max-lag --lockstep "
+        "--replay-apart --replay-tolerance --restarts --worker-timeout --engine --replay-engine"
+    ).split(),
+}
+"""The flags that the scripts had in 0.1.0, beside the fields of the agent's Config; they stay."""
+
 
 @pytest.mark.parametrize("name", ALL)
-def test_help_explains_every_field(
+def test_help_explains_every_flag(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    script, _, known = ALL[name]
+    monkeypatch.setenv("COLUMNS", "110")
+    script, agent, known = ALL[name]
     with pytest.raises(SystemExit) as end:
         script.main(["--help"])
     assert end.value.code == 0
     text = capsys.readouterr().out
     words = " ".join(text.replace("│", " ").split())
-    for field in dataclasses.fields(script.Flags):
-        flag = "--" + field.name.replace("_", "-")
+    fields = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(agent.Config)]
+    for flag in [*RUN, *PLACEMENT[script.SCRIPT.subject.placement], *fields]:
         explained = re.search(rf"{flag},? (.*?)\((default|sets|required)", words)
         assert explained and len(explained[1].split()) > 3, flag
     for preset in known:
         assert preset in text
+    assert agent is not ppo or ("--epochs" in text and "--minibatches" in text)
 
 
 def test_the_names_other_tools_rely_on() -> None:
@@ -72,42 +94,61 @@ def test_the_names_other_tools_rely_on() -> None:
     ).split()
     values = ["podium/Catch", "1", "2", "8", "64", "3", "folder", "8", "8", "offline", "4", "0.1"]
     argv = [part for pair in zip(flags, values, strict=True) for part in pair] + ["--resume", "--no-progress"]
-    read = cli.parse(ppo_anakin.Flags, presets.PPO, [*argv, "--epochs", "2", "--minibatches", "3"]).flags
-    assert (read.num_epochs, read.num_minibatches, read.run_dir, read.resume, read.progress) == (
-        2,
-        3,
-        Path("folder"),
-        True,
-        False,
-    )
-    read = cli.parse(dqn_anakin.Flags, presets.DQN, [*argv, "--buffer-capacity", "64", "--batch-size", "4"]).flags
-    assert (read.buffer_capacity, read.batch_size, read.learning_rate) == (64, 4, 0.1)
+    read = ppo_anakin.SCRIPT.read([*argv, "--epochs", "2", "--minibatches", "3"])
+    assert (read.agent["num_epochs"], read.agent["num_minibatches"]) == (2, 3)
+    assert (read.train["run_dir"], read.train["resume"], read.train["progress"]) == (Path("folder"), True, False)
+    assert read.train["seeds"] == 2 and read.placement == {"devices": 1}
+    read = dqn_anakin.SCRIPT.read([*argv, "--buffer-capacity", "64", "--batch-size", "4"])
+    assert [read.agent[name] for name in ("buffer_capacity", "batch_size", "learning_rate")] == [64, 4, 0.1]
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_preset_makes_an_agent_and_an_environment(name: str) -> None:
-    script, agents, known = ALL[name]
+    script, agent, known = ALL[name]
     for key, preset in known.items():
-        flags, words = cli.parse(script.Flags, known, ["--preset", key])
-        assert flags.env == preset.env in podium.envs.names()
-        assert key in words and preset.source in words and preset.tuned_words in words
-        agents.make(cli.agent_config(agents.Config, flags))
-        assert preset.source.endswith(".") and flags.num_envs % 8 == 0, "eight devices must do"
+        read = script.SCRIPT.read(["--preset", key])
+        assert read.setup.env == preset.env in podium.envs.names()
+        assert key in read.preset and preset.source in read.preset and preset.tuned_words in read.preset
+        found = {**read.agent, **read.train, **read.placement, "cpu_threads": read.setup.cpu_threads}
+        assert {name: found[name] for name in preset.values} == preset.values, "every value reaches something"
+        agent.make(agent.Config(**read.agent))
+        assert preset.source.endswith(".") and read.train["num_envs"] % 8 == 0, "eight devices must do"
 
 
 def test_what_lies_under_the_flags() -> None:
-    def read(*argv: str) -> cli.Chosen:
-        return cli.parse(ppo_anakin.Flags, presets.PPO, argv)
+    def read(*argv: str) -> Options:
+        return ppo_anakin.SCRIPT.read(argv)
 
     values = presets.PPO["cartpole"].values
-    assert read().flags.learning_rate == values["learning_rate"] and read().preset.startswith("cartpole")
+    assert read().agent["learning_rate"] == values["learning_rate"] and read().preset.startswith("cartpole")
     assert read("--env=CartPole-v1") == read(), "an environment brings its preset"
-    assert read("--learning-rate", "0.5").flags.learning_rate == 0.5
-    assert read("--preset", "none").flags == ppo_anakin.Flags(preset="none")
+    assert read("--learning-rate", "0.5").agent["learning_rate"] == 0.5
+    assert podium.agents.ppo.Config(**read("--preset", "none").agent) == ppo.Config()
     other = read("--env", "FourRooms-misc")
-    assert other.flags.learning_rate == ppo.Config.learning_rate and "no preset for FourRooms-misc" in other.preset
-    mixed = read("--preset", "breakout-minatar", "--env", "Asterix-MinAtar").flags
-    assert (mixed.env, mixed.learning_rate) == ("Asterix-MinAtar", 4e-3)
+    assert other.agent["learning_rate"] == ppo.Config.learning_rate and "no preset for FourRooms-misc" in other.preset
+    mixed = read("--preset", "breakout-minatar", "--env", "Asterix-MinAtar")
+    assert (mixed.setup.env, mixed.agent["learning_rate"]) == ("Asterix-MinAtar", 4e-3)
+
+
+@pytest.mark.parametrize(
+    ("script", "num_envs", "rollout_length"),
+    [
+        (ppo_anakin, 64, 128),
+        (dqn_anakin, 16, 1),
+        (impala_anakin, 64, 20),
+        (a2c_anakin, 64, 5),
+        (ppo_sebulba, 8, 128),
+        (impala_sebulba, 8, 20),
+        (a2c_sebulba, 8, 5),
+        (apex_distributed, 16, 4),
+    ],
+)
+def test_the_sizes_of_0_1_0_stay_the_plain_defaults(script: ModuleType, num_envs: int, rollout_length: int) -> None:
+    read = script.SCRIPT.read(["--preset", "none"])
+    own = podium.agents.make(read.subject.agent).rollout_length
+    assert (read.train["num_envs"], read.train["rollout_length"] or own) == (num_envs, rollout_length)
+    assert read.setup.env == ("Pong-v5" if read.subject.placement == "sebulba" else "CartPole-v1")
+    assert read.train["num_steps"] == 500_000
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -201,7 +242,7 @@ DQN = [
 def test_a_refused_run_says_why_in_one_sentence(
     name: str, argv: list[str], names: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert SCRIPTS[name][0].main([*TINY, "--num-envs", "8", "--rollout-length", "4", *argv]) == command.REFUSED
+    assert SCRIPTS[name][0].main([*TINY, "--num-envs", "8", "--rollout-length", "4", *argv]) == REFUSED
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1, error
     assert names in error
@@ -211,7 +252,7 @@ def test_a_refused_run_says_why_in_one_sentence(
 def test_a_run_folder_is_never_written_over(capsys: pytest.CaptureFixture[str]) -> None:
     Path("taken").mkdir()
     Path("taken/file").touch()
-    assert ppo_anakin.main([*TINY, "--run-dir", "taken"]) == command.REFUSED
+    assert ppo_anakin.main([*TINY, "--run-dir", "taken"]) == REFUSED
     out, error = capsys.readouterr()
     assert not out, "no plan of a run that is refused"
     assert "--resume" in error and "--run-dir" in error and error.count("\n") == 1
@@ -226,14 +267,14 @@ def test_a_refusal_names_the_number_that_was_given(capsys: pytest.CaptureFixture
         (["--num-envs", "0"], "num_envs=0 must be a positive integer."),
         (["--num-envs", "100", "--devices", "8"], "num_envs=100 is not divisible by num_devices=8; use 96 or 104."),
     ):
-        assert ppo_anakin.main([*TINY, *sizes, *argv]) == command.REFUSED
+        assert ppo_anakin.main([*TINY, *sizes, *argv]) == REFUSED
         assert capsys.readouterr() == ("", f"error: {words}\n")
 
 
 def test_a_signal_during_compilation_ends_with_its_code(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(AnakinProgram, "compile", lambda self: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(CompiledLoop, "compile", lambda self: os.kill(os.getpid(), signal.SIGTERM))
     command = [*TINY, "--run-dir", "run", "--num-envs", "8", "--rollout-length", "4", "--num-steps", "64"]
     assert ppo_anakin.main([*command, "--hidden-sizes", "8"]) == 128 + signal.SIGTERM
     out, error = capsys.readouterr()
@@ -246,7 +287,7 @@ def test_a_signal_during_compilation_ends_with_its_code(
 def test_replay_refuses_an_environment_that_only_its_maker_has(capsys: pytest.CaptureFixture[str]) -> None:
     env = {"name": "podium/Catch", "options": None, "object": {"spec_sha256": "of another"}}
     RunFolder.create("run", {"agent": {"name": "ppo", "config": {}}, "env": env, "seeds": 1})
-    assert replay.main(["run"]) == command.REFUSED
+    assert replay.main(["run"]) == REFUSED
     error = capsys.readouterr().err
     assert "given as an object" in error and "podium.load(run_dir, env=...)" in error and error.count("\n") == 1
 
@@ -267,32 +308,32 @@ def _raise(error: BaseException) -> int:
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
 )
 def test_exit_codes(error: BaseException, code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.guard(lambda: _raise(error)) == code
+    assert guard(lambda: _raise(error)) == code
     assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_an_error_nobody_foresaw_keeps_its_traceback() -> None:
     with pytest.raises(ValueError, match="Expecting value"):
-        cli.guard(lambda: json.loads("x"))
+        guard(lambda: json.loads("x"))
     with pytest.raises(TypeError):
-        cli.guard(lambda: jax.numpy.zeros(3).reshape(2, 2))
+        guard(lambda: jax.numpy.zeros(3).reshape(2, 2))
 
 
 def test_the_compilation_cache_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PODIUM_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cli.use_compilation_cache() == tmp_path / "xdg" / "podium" / "jax"
+    assert cache.use_compilation_cache() == tmp_path / "xdg" / "podium" / "jax"
     monkeypatch.setenv("PODIUM_CACHE", str(tmp_path / "mine"))
-    folder = cli.use_compilation_cache()
+    folder = cache.use_compilation_cache()
     assert folder == tmp_path / "mine" / "jax"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     (tmp_path / "file").touch()
     monkeypatch.setenv("PODIUM_CACHE", str(tmp_path / "file"))
-    assert cli.use_compilation_cache() is None, "training goes on without"
+    assert cache.use_compilation_cache() is None, "training goes on without"
 
 
 def test_options_are_literals_or_text() -> None:
-    assert cli.read_options(["a=3", "b=0.5", "c=word", "d=(1, 2)"], "--env-options") == {
+    assert read_options(["a=3", "b=0.5", "c=word", "d=(1, 2)"], "--env-options") == {
         "a": 3,
         "b": 0.5,
         "c": "word",
@@ -337,8 +378,9 @@ def test_a_signal_saves_and_the_run_goes_on(experiments: Path) -> None:
 
 def test_jax_has_not_started_when_flags_that_say_how_it_starts_are_read(experiments: Path) -> None:
     script = """
-import benchmark, cli, presets, podium
-from podium.agents import a2c, apex, dqn, impala, ppo
+import podium
+import benchmark, ppo_anakin, apex_distributed
+apex_distributed.SCRIPT.read([])
 late = podium.request_cpu_threads(1)
 assert late is None, late
 import jax
@@ -351,6 +393,21 @@ assert "too late" in podium.request_cpu_threads(2)
 
 
 def test_the_flags_of_sebulba_make_it() -> None:
-    flags = cli.SebulbaFlags(actor_threads=3, max_lag=2, lockstep=True)
-    expected = podium.Sebulba(actor_devices=1, learner_devices=1, actor_threads=3, max_lag=2, lockstep=True)
-    assert flags.placement() == expected
+    read = ppo_sebulba.SCRIPT.read(["--actor-threads", "3", "--max-lag", "2", "--lockstep", "--envs-per-thread", "4"])
+    assert read.make_placement() == podium.Sebulba(actor_threads=3, max_lag=2, lockstep=True, envs_per_actor=4)
+    assert read.train["num_envs"] == 12, "environments of a thread stand in place of --num-envs"
+
+
+@pytest.mark.parametrize(
+    ("argv", "needed"),
+    [([], None), (["--actor-devices", "1"], None), (["--learner-devices", "3"], 4), (["--actor-devices", "2"], 3)],
+)
+def test_devices_that_act_lie_beside_those_that_learn(argv: list[str], needed: int | None) -> None:
+    assert ppo_sebulba.SCRIPT.read(argv).number_of_devices() == needed
+
+
+def test_the_console_of_emulated_atari_has_a_flag() -> None:
+    read = ppo_atari_anakin.SCRIPT.read
+    assert read([]).env_options == {"backend": "xla"} and read([]).setup.env == "atari/Pong"
+    given = read(["--backend", "pallas", "--env-options", "screen=42"])
+    assert given.env_options == {"backend": "pallas", "screen": 42}

@@ -51,7 +51,7 @@ def test_every_placement_has_a_row(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_a_row_has_what_other_tools_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "rows.json"
-    arguments = ["--agent", "a2c", "--num-steps", "1024", "--json", str(file), "--placements", "LocalSGD"]
+    arguments = ["--agent", "a2c", "--num-steps", "1024", "--json", str(file), "--placements", "local_sgd"]
     assert placements.main(arguments) == 0
     (row,) = json.loads(file.read_text())
     assert row.keys() >= NEEDED
@@ -60,5 +60,7 @@ def test_a_row_has_what_other_tools_read(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert placements.main(["--env", "podium/Cacth", "--placements", "Anakin"]) == 2
+    assert placements.main(["--env", "podium/Cacth", "--placements", "anakin"]) == 2
     assert "podium/Catch" in capsys.readouterr().err
+    assert placements.main(["--placements", "anakim"]) == 2
+    assert "Did you mean 'anakin'?" in capsys.readouterr().err

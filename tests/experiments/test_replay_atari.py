@@ -7,11 +7,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import replay
 from PIL import Image, ImageSequence
 
 from podium import envs
 from podium.agents import ppo
+from podium.commands import replay
 from podium.envs.atari import states
 from podium.evaluate import Policy
 

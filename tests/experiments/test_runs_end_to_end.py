@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import ppo_anakin
 import pytest
-import replay
 from PIL import Image
 
 import podium
+from podium.__main__ import main
+from podium.commands import cache, replay
 
 TRAIN = (
     "--env podium/Catch --env-options rows=4 columns=3 --preset none --devices 1 --num-envs 8 --rollout-length 8 "
@@ -23,7 +24,7 @@ TRAIN = (
 def trained(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """Train two seeds for 128 steps; return what was printed."""
     monkeypatch.setenv("PODIUM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(replay.cli, "use_compilation_cache", lambda: None)
+    monkeypatch.setattr(cache, "use_compilation_cache", lambda: None)
     assert ppo_anakin.main([*TRAIN, "--seeds", "2", "--num-steps", "130"]) == 0
     return capsys.readouterr().out
 
@@ -36,7 +37,7 @@ def test_train_resume_replay(trained: str, capsys: pytest.CaptureFixture[str]) -
         "128 a seed, rounded down from 130 to whole rollouts",
         "2 rollouts of 64 steps",
         "16 steps, 4 a pass, 4 passes",
-        "replay.py run",
+        "podium replay run",
     ):
         assert row in trained or row == "8 environments on each" and "2 whole runs on each" in trained, row
     summary = json.loads(Path("run/summary.json").read_text())
@@ -49,7 +50,7 @@ def test_train_resume_replay(trained: str, capsys: pytest.CaptureFixture[str]) -
     capsys.readouterr()
     assert json.loads(Path("run/summary.json").read_text())["env_steps"] == 192
 
-    assert replay.main(["run", "--episodes", "3", "--policy", "1", "--fps", "10"]) == 0
+    assert main(["replay", "run", "--episodes", "3", "--policy", "1", "--fps", "10"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines[:3]] == ["episode 1", "episode 2", "episode 3"]
     assert all("3 steps, terminated" in line for line in lines[:3])
@@ -59,7 +60,7 @@ def test_train_resume_replay(trained: str, capsys: pytest.CaptureFixture[str]) -
         assert gif.n_frames > 3 and gif.size == (3 * 16, 4 * 16)
         gif.seek(2)
         assert len(np.unique(np.asarray(gif.convert("RGB")).reshape(-1, 3), axis=0)) > 3
-    assert replay.main(["run", "--best", "--gif", "best.gif", "--max-frames", "2"]) == 0
+    assert main(["replay", "run", "--best", "--gif", "best.gif", "--max-frames", "2"]) == 0
     assert Path("best.gif").stat().st_size > 100
 
     for argv, named in (
@@ -71,7 +72,7 @@ def test_train_resume_replay(trained: str, capsys: pytest.CaptureFixture[str]) -
         (["run", "--best", "--step", "64"], "--step"),
         ([], "RUN_DIR"),
     ):
-        assert replay.main(argv) == 2, argv
+        assert main(["replay", *argv]) == 2, argv
         error = capsys.readouterr().err
         assert named in error and error.count("\n") == 1, error
 
@@ -81,7 +82,7 @@ def test_returns_are_printed_without_a_renderer(
 ) -> None:
     make = podium.envs.make
     monkeypatch.setattr(podium.envs, "make", lambda name, **options: make(name, **options)._replace(render=None))
-    assert replay.main(["run", "--episodes", "1"]) == 0
+    assert main(["replay", "run", "--episodes", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("episode 1: return") and "has no renderer" in lines[-1]
     assert not Path("run/replay.gif").exists()

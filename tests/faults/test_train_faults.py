@@ -20,6 +20,7 @@ from podium import envs
 from podium.agent import Agent
 from podium.agents import dqn, ppo
 from podium.checkpoint import CheckpointError, Checkpoints
+from podium.placement.compiled.iteration import rollout_finite
 from podium.sinks import read_metrics
 from podium.types import Trajectory
 
@@ -83,7 +84,7 @@ def test_nan_in_the_gradient_stops_the_run_and_keeps_the_last_good_checkpoint(ag
     checkpoints.close()
     policy = podium.load(tmp_path / "run", agent=agent)
     assert policy.act(np.zeros((2, 10, 5, 2), np.float32))[0].shape == (2,)
-    # Mended, the run goes on from there as if nothing had been.
+    # Mended, the run is resumed from there as if nothing had been.
     resumed = train(agent, tmp_path / "run", resume=True)
     assert [row["env_steps"] for row in resumed.metrics] == [n * STEPS for n in (2, 4, 6, 8, 10)]
     assert resumed.summary["params_sha256"] == train(agent, None).summary["params_sha256"]
@@ -105,8 +106,6 @@ def test_nan_in_a_reward_stops_the_run_before_it_is_saved(agent: Agent, placemen
 
 def test_every_reward_is_looked_at_and_every_observation_that_a_replay_keeps() -> None:
     """Bad numbers in one place of a trajectory [3, 4] each."""
-    from podium.placement.program import rollout_finite
-
     rows = jnp.zeros((3, 4))
     good = Trajectory(*[rows] * 8, carry=(), end_carry=(), policy_version=jnp.int32(0))
     good = good._replace(obs={"image": jnp.zeros((3, 4, 2, 2)), "count": jnp.zeros((3, 4), jnp.int32)})

@@ -1,4 +1,4 @@
-"""A run that was stopped, however, goes on as if it had not been; what cannot go on is refused by name."""
+"""A run that was stopped, however, is resumed as if it had not been; what cannot be resumed is refused by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ import pytest
 
 import podium
 from podium.agents import dqn, ppo
-from podium.placement.anakin import AnakinProgram
+from podium.placement.compiled.chunk import CompiledLoop
+from podium.placement.contract import update_count
 from podium.schedule import Pace
 from podium.sinks import read_metrics
 
@@ -117,20 +118,20 @@ def test_stopped_and_resumed_is_the_run_that_was_not(
 
 def signal_in_the_chunk_to(update: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a signal come during the chunk that ends at an update."""
-    chunk = AnakinProgram.chunk
+    chunk = CompiledLoop.chunk
 
     def interrupted_chunk(self: Any, state: Any, num_updates: int) -> Any:
-        if self.update_count(state) + num_updates == update:
+        if update_count(state) + num_updates == update:
             os.kill(os.getpid(), signal.SIGTERM)
         return chunk(self, state, num_updates)
 
-    monkeypatch.setattr(AnakinProgram, "chunk", interrupted_chunk)
+    monkeypatch.setattr(CompiledLoop, "chunk", interrupted_chunk)
 
 
 def test_a_signal_inside_a_chunk_loses_no_evaluation(
     whole_runs: Callable[[str, int], podium.Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The chunk that ends where an evaluation is due is cut short of it; the resumed run makes up for it."""
+    """The chunk that ends where an evaluation is due ends without it; the resumed run evaluates there."""
     name, uninterrupted = "ppo", whole_runs("ppo", 1)
     signal_in_the_chunk_to(4, monkeypatch)
     folder = tmp_path / "run"
@@ -171,14 +172,14 @@ def test_a_signal_during_compilation_ends_the_run_after_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder, uninterrupted = tmp_path / "run", whole_runs("ppo", 1)
-    before = getattr(AnakinProgram, method)
+    before = getattr(CompiledLoop, method)
 
     def interrupted(self: Any, *arguments: Any) -> Any:
         os.kill(os.getpid(), number)
         return before(self, *arguments)
 
-    monkeypatch.setattr(AnakinProgram, method, interrupted)
-    monkeypatch.setattr(AnakinProgram, "chunk", pytest.fail)
+    monkeypatch.setattr(CompiledLoop, method, interrupted)
+    monkeypatch.setattr(CompiledLoop, "chunk", pytest.fail)
     stopped = train("ppo", folder)
     assert stopped.interrupted == signal.Signals(number).name and stopped.summary["env_steps"] == 0
     assert "nothing is trained yet; the same command with --resume" in capsys.readouterr().err
@@ -230,7 +231,7 @@ def test_resume_of_a_finished_run_changes_nothing(finished: tuple[str, podium.Re
     assert again.summary["params_sha256"] == result.summary["params_sha256"]
 
 
-def test_a_longer_run_goes_on_where_the_shorter_ended(finished: tuple[str, podium.Result, Path]) -> None:
+def test_a_longer_run_resumes_where_the_shorter_ended(finished: tuple[str, podium.Result, Path]) -> None:
     name, _, folder = finished
     longer = train(name, folder, resume=True, num_steps=TOTAL + 4 * STEPS)
     steps = [row["env_steps"] for row in rows_of(folder)]

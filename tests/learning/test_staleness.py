@@ -12,7 +12,7 @@ import podium
 from podium.agent import Agent
 from podium.agents import impala, ppo
 from podium.host import on_host
-from podium.placement.sebulba import SebulbaProgram
+from podium.placement.actors.pool import ActorPool
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(600)]
 
@@ -39,14 +39,14 @@ def learn(agent: Agent, placement: podium.Sebulba) -> dict[str, Any]:
 
 def publish_late(monkeypatch: pytest.MonkeyPatch, by: int) -> None:
     """Let parameters reach the actors so many updates late, whichever of actors and learner is faster."""
-    publish = SebulbaProgram._publish
+    publish = ActorPool.publish
 
     def late(self: Any, params: Any, version: int) -> None:
         held = self.__dict__.setdefault("held", deque(maxlen=by + 1))
         held.append((params, version))
         publish(self, *held[0])
 
-    monkeypatch.setattr(SebulbaProgram, "_publish", late)
+    monkeypatch.setattr(ActorPool, "publish", late)
 
 
 def test_impala_learns_with_a_lag_of_eight_what_it_learns_with_none(monkeypatch: pytest.MonkeyPatch) -> None:

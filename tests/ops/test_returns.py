@@ -343,7 +343,7 @@ def test_next_values_and_gae_are_finite_where_episodes_terminated() -> None:
 
 @pytest.mark.parametrize("length", [1, 2])
 def test_the_shortest_rollouts(length: int) -> None:
-    evaluate: Callable = lambda inputs: inputs  # noqa: E731
+    evaluate: Callable = lambda inputs: inputs
     value, inputs = np.full((length, 1), 5, np.float32), np.full((length, 1), 7, np.float32)
     truncated = np.ones((length, 1), bool)
     found = next_values(value, truncated, inputs, evaluate)

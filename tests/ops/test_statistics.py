@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podium.ops.statistics import RunningStats, init_stats, masked_mean, normalize, update_stats
+from podium.ops.statistics import RunningStats, init_stats, masked_mean, masked_means, normalize, update_stats
 
 update = jax.jit(update_stats)
 
@@ -93,6 +95,14 @@ def test_many_small_updates_do_not_drift() -> None:
     stats = many(x)
     np.testing.assert_allclose(stats.mean, x.mean(dtype=np.float64), rtol=1e-5)
     np.testing.assert_allclose(stats.std(), x.std(dtype=np.float64), rtol=1e-3)
+
+
+@pytest.mark.parametrize("valid", [None, [[True, True], [False, True]], [[False, False], [False, False]]])
+def test_masked_means_are_masked_means(valid: Any) -> None:
+    valid = None if valid is None else jnp.array(valid)
+    rows = {"a": jnp.array([[1.0, 2.0], [np.nan if valid is not None else 3.0, 6.0]]), "b": jnp.ones((2, 2))}
+    for name, mean in masked_means(valid, **rows).items():
+        np.testing.assert_allclose(mean, masked_mean(rows[name], valid), rtol=1e-6)
 
 
 def test_masked_mean() -> None:

@@ -10,10 +10,10 @@ import pytest
 
 import podium
 from podium.env import Env
-from podium.host import HostEnvs, on_host
+from podium.host import HostEnvFactory, on_host
 
 
-def _watched(at_step: Callable[[int], Any] = lambda number: None) -> tuple[HostEnvs, list[int], list[Any]]:
+def _watched(at_step: Callable[[int], Any] = lambda number: None) -> tuple[HostEnvFactory, list[int], list[Any]]:
     catch = podium.envs.make("podium/Catch")
     assert isinstance(catch, Env)
     envs, seeds, closed, steps = on_host(catch), [], [], [0]
@@ -40,7 +40,7 @@ def _watched(at_step: Callable[[int], Any] = lambda number: None) -> tuple[HostE
 
 
 @pytest.fixture
-def watched() -> Callable[..., tuple[HostEnvs, list[int], list[Any]]]:
+def watched() -> Callable[..., tuple[HostEnvFactory, list[int], list[Any]]]:
     """Return a function that makes Catch on the host, whose steps call `at_step` with their number.
 
     It returns the environments, and lists that grow: the seeds of what was made, and what was closed.

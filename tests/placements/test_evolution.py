@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import pytest
 
 import podium
 from podium import keys
-from podium.agent import Agent
+from podium.agent import Agent, policy_leaves
 from podium.agents import a2c, apex, dqn, impala, ppo
 from podium.evaluate import make_evaluator
-from podium.placement.strategy import centered_ranks, perturbed
+from podium.host import on_host
+from podium.placement.evolution import centered_ranks
+from podium.types import ArraySpec, DiscreteSpec, EnvSpec
 
 POPULATION, LIMIT = 32, 9  # A game of Catch lasts 9 steps.
 
@@ -31,6 +34,9 @@ AGENTS: dict[str, Agent] = {
 }
 
 
+CATCH_ON_HOST = on_host(podium.envs.make("podium/Catch"))  # type: ignore[arg-type]
+
+
 def build(placement: podium.Evolution, agent: Agent, env: Any = "podium/Catch", **sizes: Any) -> Any:
     env = podium.envs.make(env) if isinstance(env, str) else env
     return placement.build(agent, env, **{"num_envs": POPULATION, "rollout_length": LIMIT, "max_updates": 3, **sizes})
@@ -39,7 +45,7 @@ def build(placement: podium.Evolution, agent: Agent, env: Any = "podium/Catch", 
 def chosen(agent: Agent, env: Any) -> list[str]:
     shapes = jax.eval_shape(lambda key: agent.init(key, env.spec), jax.random.key(0))
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
-    return [path for path, moved in zip(paths, perturbed(agent, env.spec, shapes), strict=True) if moved]
+    return [path for path, moved in zip(paths, policy_leaves(agent, shapes), strict=True) if moved]
 
 
 @pytest.mark.parametrize("episodes", [1, 2])
@@ -106,22 +112,66 @@ def test_ranks_of_equal_returns_are_equal() -> None:
     np.testing.assert_allclose(centered_ranks(jnp.ones(4)), np.zeros(4))
 
 
-def test_what_is_perturbed_is_what_the_action_depends_on() -> None:
+SIZES: dict[str, Any] = {"hidden_sizes": (8,), "memory_size": 4}
+BOX = ArraySpec((2,), low=-1, high=1)
+POLICIES: dict[str, tuple[Agent, Any]] = {
+    "ppo, normalised": (ppo.make(ppo.Config(normalize_obs=True, normalize_reward=True, **SIZES)), BOX),
+    "ppo gru": (ppo.make(ppo.Config(memory="gru", **SIZES)), BOX),
+    "a2c lstm": (a2c.make(a2c.Config(memory="lstm", **SIZES)), BOX),
+    "impala, one torso": (impala.make(impala.Config(torso="small_cnn", **SIZES)), BOX),
+    "dqn": (dqn.make(dqn.Config(hidden_sizes=(8,))), DiscreteSpec(2)),
+    # Duelling would compute actions from the value too, though no argmax differs with it.
+    "apex": (apex.make(apex.Config(hidden_sizes=(8,), dueling=False)), DiscreteSpec(2)),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_what_is_perturbed_is_what_greedy_actions_depend_on(name: str) -> None:
+    """Disturb one array of the State after the other, and look whether any of many greedy actions differs."""
+    agent, action = POLICIES[name]
+    shape = (20, 20, 1) if "torso" in name else (3,)
+    spec = EnvSpec("test", ArraySpec(shape), action)
+    state, number = agent.init(jax.random.key(0), spec), 256
+    leaves, tree = jax.tree.flatten(state)
+    random, act_keys = np.random.default_rng(0), jax.random.split(jax.random.key(2), number)
+    obs = random.normal(size=(3, number, *shape)).astype(np.float32)
+
+    @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    def actions(*leaves: Any) -> Any:
+        params, carry = agent.actor(jax.tree.unflatten(tree, leaves)), agent.carry(spec, number)
+        taken = []
+        for t in range(3):
+            output = agent.act(act_keys, params, carry, obs[t], jnp.full(number, t == 0), True)
+            carry = output.carry
+            taken.append(output.action)
+        return jnp.stack(taken)
+
+    before, moved = actions(*leaves), []
+    for i, x in enumerate(leaves):
+        disturbed = (np.asarray(x) + 5 * random.normal(size=x.shape)).astype(x.dtype)
+        moved.append(not np.array_equal(before, actions(*leaves[:i], disturbed, *leaves[i + 1 :])))
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
+    expected = [moves and "stats" not in path for moves, path in zip(moved, paths, strict=True)]
+    assert dict(zip(paths, policy_leaves(agent, state), strict=True)) == dict(zip(paths, expected, strict=True))
+    assert 4 <= sum(expected) < len(expected)
+
+
+def test_without_a_mask_it_is_what_the_actor_hands_on_but_for_statistics_and_scalars() -> None:
     env, pendulum = podium.envs.make("podium/Catch"), podium.envs.make("Pendulum-v1")
-    assert all(path.startswith(".params[") for path in chosen(AGENTS["dqn"], env))  # And not `.target_params`.
-    names = chosen(AGENTS["ppo"], env)
-    assert any("actor" in name for name in names)
-    assert not any("critic" in name or "value" in name or "opt_state" in name for name in names)
-    assert not any("stats" in name for name in chosen(ppo.make(ppo.Config(normalize_obs=True)), pendulum))
-    assert any("gru" in name.lower() or "memory" in name.lower() for name in chosen(AGENTS["ppo gru"], env))
+    for name in ("dqn", "apex"):
+        online = chosen(AGENTS[name]._replace(policy_mask=None), env)
+        assert online == chosen(AGENTS[name], env) and all(path.startswith(".params[") for path in online)
+    normalised = chosen(ppo.make(ppo.Config(normalize_obs=True))._replace(policy_mask=None), pendulum)
+    assert normalised and all(path.startswith(".params[") for path in normalised)
+    counting = AGENTS["a2c"]._replace(actor=lambda state: (state.params, state.env_steps), policy_mask=None)
+    assert all(path.startswith(".params[") for path in chosen(counting, env))
 
 
 def test_an_agent_with_nothing_to_perturb_is_refused() -> None:
-    agent = AGENTS["ppo"]
-    act = agent.act
-    blind = agent._replace(act=lambda keys, *rest: act(keys, *rest)._replace(action=jnp.zeros(keys.shape, jnp.int32)))
-    with pytest.raises(ValueError, match="the actions of ppo depend on no array of its State"):
-        build(podium.Evolution(devices=1), blind)
+    for masked in (lambda state: False, None):
+        blind = AGENTS["ppo"]._replace(actor=lambda state: state.env_steps, policy_mask=masked)
+        with pytest.raises(ValueError, match="the policy of ppo has no parameters in its State.*Agent.policy_mask"):
+            build(podium.Evolution(devices=1), blind)
 
 
 def test_the_number_of_devices_and_of_members_at_once_changes_nothing() -> None:
@@ -136,7 +186,7 @@ def test_the_number_of_devices_and_of_members_at_once_changes_nothing() -> None:
 
 
 def test_only_returns_cross_devices() -> None:
-    text = build(podium.Evolution(devices=4), AGENTS["ppo"]).compiled_text()
+    text = build(podium.Evolution(devices=4), AGENTS["ppo"]).loop.compiled_text()
     kinds = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
     moved: dict[str, int] = {}
     for shape, kind in re.findall(rf"= (.*?)\s({kinds})(?:-start)?\(", text):
@@ -166,8 +216,8 @@ def test_a_generation_counts_the_steps_that_were_played() -> None:
         ({"sigma": 0.0}, {}, "sigma=0.0 must be finite and greater than 0; 0.05 is usual"),
         ({"learning_rate": float("nan")}, {}, "learning_rate=nan must be finite"),
         ({"weight_decay": -1.0}, {}, "weight_decay=-1.0 must be finite and 0 or more"),
-        ({"episodes": 0}, {}, "episodes=0 must be a positive integer"),
-        ({"members_at_once": 1.5}, {}, "members_at_once=1.5 must be a positive integer"),
+        ({"episodes": 0}, {}, "episodes=0 must be an integer of 1 or more; 1 is usual"),
+        ({"members_at_once": 1.5}, {}, "members_at_once=1.5 must be an integer of 1 or more; leave it out"),
         ({}, {"num_envs": 7}, "num_envs=7 is not divisible by 2, .*; use 6 or 8"),
         ({"devices": 4}, {"num_envs": 6}, "num_envs=6 is not divisible by 8, .*; use 8"),
         ({}, {"seeds": 2}, "Evolution runs one seed"),
@@ -186,7 +236,32 @@ def test_it_says_who_plays_where_and_what_moves() -> None:
     assert "nothing moves" in build(podium.Evolution(devices=1), AGENTS["ppo"]).explain()
 
 
-def test_a_run_goes_on_exactly(tmp_path: Path) -> None:
+def test_it_says_how_its_metrics_add_up_and_that_nothing_is_lost() -> None:
+    for env, layout in ((podium.envs.make("podium/Catch"), "Evolution"), (CATCH_ON_HOST, "HostEvolution")):
+        program = build(podium.Evolution(devices=1), AGENTS["ppo"], env)
+        _, metrics = program.chunk(program.init(0), 1)
+        assert set(metrics) == {*program.additions, "finite"}
+        assert (program.layout, program.whole_episodes, program.resume_loses) == (layout, True, "")
+
+
+@pytest.mark.parametrize("on_the_host", [False, True])
+def test_another_program_resumes_a_state_exactly(on_the_host: bool) -> None:
+    env = CATCH_ON_HOST if on_the_host else podium.envs.make("podium/Catch")
+    final = []
+    for chunks in ((3,), (1, 2)):
+        program = build(podium.Evolution(devices=2), AGENTS["ppo"], env)
+        state = program.init(4)
+        for updates in chunks:
+            abstract = program.abstract_state()
+            restored = jax.tree.map(lambda x, to: jax.device_put(jnp.copy(x), to.sharding), state, abstract)
+            program = build(podium.Evolution(devices=2), AGENTS["ppo"], env)
+            state, _ = program.chunk(restored, updates)
+        assert program.update_count(state) == 3
+        final.append(jax.device_get(program.agent_state(state)))
+    jax.tree.map(np.testing.assert_array_equal, *final)
+
+
+def test_a_run_resumes_exactly(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "num_envs": POPULATION,
         "placement": podium.Evolution(devices=2),

@@ -1,4 +1,4 @@
-"""What placements say of themselves: every role and move in words and pictures, and how stale, and who waits."""
+"""What placements say of themselves: every role and move in text and SVG, how stale, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 
 import podium
 from podium.agents import ppo
-from podium.placement.explanation import COLUMNS, Explanation
-from podium.placement.table import Move, Role
+from podium.placement.report import COLUMNS, Move, Report, Role
 
 PLACEMENTS: dict[str, Any] = {
     "Single": podium.Single(),
@@ -22,11 +21,11 @@ PLACEMENTS: dict[str, Any] = {
     "Sebulba in lockstep": podium.Sebulba(lockstep=True),
     "Sebulba with a limit": podium.Sebulba(max_lag=1),
     "ParameterServer": podium.ParameterServer(devices=2),
-    "ParameterServer with a limit": podium.ParameterServer(devices=1, max_lag=2, late="weigh"),
+    "ParameterServer with a limit": podium.ParameterServer(devices=1, max_gradient_lag=2, late="weigh"),
     "Evolution": podium.Evolution(devices=2),
     "CentralInference": podium.CentralInference(devices=2),
     "CentralInference in lockstep": podium.CentralInference(devices=1, batch_size=8, lockstep=True),
-    "DistributedActors": podium.DistributedActors(workers=4, worker_devices=2, refresh_every=3, max_lag=2),
+    "DistributedActors": podium.DistributedActors(workers=4, actor_devices=2, refresh_every=3, max_lag=2),
     "DistributedActors in lockstep": podium.DistributedActors(lockstep=True),
 }
 
@@ -38,7 +37,7 @@ def placement(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(params=["placement", "program"])
-def explanation(request: pytest.FixtureRequest, placement: Any) -> Explanation:
+def report(request: pytest.FixtureRequest, placement: Any) -> Report:
     """Return what a placement says, and what its program does."""
     if request.param == "placement":
         return placement.explain()
@@ -46,54 +45,60 @@ def explanation(request: pytest.FixtureRequest, placement: Any) -> Explanation:
     return placement.build(agent, env, num_envs=32, rollout_length=8).explain()
 
 
-def kinds(explanation: Explanation) -> set[str]:
-    return {re.sub(r" \d+$", "", role.name) for role in explanation.roles}
+def kinds(report: Report) -> set[str]:
+    return {re.sub(r" \d+$", "", role.name) for role in report.roles}
 
 
-def drawn(explanation: Explanation) -> list[Move]:
+def ends(report: Report, move: Move) -> list[int]:
+    """Return the numbers of the kinds of roles that a move is between, in the order of its way."""
+    names = list(dict.fromkeys(re.sub(r" \d+$", "", role.name) for role in report.roles))
+    found = sorted((move.way.index(name), number) for number, name in enumerate(names) if name in move.way)
+    return [number for _, number in found]
+
+
+def drawn(report: Report) -> list[Move]:
     """Return the moves that a drawing shows: all but those among equals of which there is one."""
-    between = [move for move in explanation.moves if len([x for x in kinds(explanation) if x in move.way]) > 1]
-    return between + [move for move in explanation.moves if move not in between and move.amount != 0]
+    return [move for move in report.moves if len(ends(report, move)) > 1 or move.amount != 0]
 
 
-def test_it_is_text_with_every_part_in_it(explanation: Explanation) -> None:
-    assert isinstance(explanation, str)
-    lines = str(explanation).splitlines()
-    assert lines[0] == explanation.headline
-    assert f"  how stale: {explanation.stale}" in lines and f"  who waits: {explanation.waits}" in lines
-    assert explanation.stale.endswith(".") and explanation.waits.endswith(".")
-    assert explanation.startswith(explanation.words) and explanation.drawing.splitlines()[-1].strip() in lines[-1]
+def test_it_is_text_with_every_part_in_it(report: Report) -> None:
+    assert isinstance(report, str)
+    lines = str(report).splitlines()
+    assert lines[0] == report.headline
+    assert f"  how stale: {report.stale}" in lines and f"  who waits: {report.waits}" in lines
+    assert report.stale.endswith(".") and report.waits.endswith(".")
+    assert report.startswith(report.words) and report.drawing.splitlines()[-1].strip() in lines[-1]
 
 
-def test_the_drawing_fits_a_terminal_and_shows_who_and_what(explanation: Explanation) -> None:
-    lines = explanation.drawing.splitlines()
+def test_the_drawing_fits_a_terminal_and_shows_who_and_what(report: Report) -> None:
+    lines = report.drawing.splitlines()
     assert max(map(len, lines)) <= COLUMNS <= 80
-    assert all(kind in explanation.drawing for kind in kinds(explanation))
-    assert all(move.name in explanation.drawing for move in drawn(explanation))
-    heads = sum(explanation.drawing.count(head) for head in "▲▼◀▶")
-    ways = {move.way for move in drawn(explanation)}
-    assert heads == len(ways)
+    assert all(kind in report.drawing for kind in kinds(report))
+    assert all(move.name in report.drawing for move in drawn(report))
+    pairs = [tuple(ends(report, move)) for move in report.moves]
+    # An arrow down or up between neighbours; what moves past a box, or among equals, is said beside them.
+    assert report.drawing.count("▼") == len({pair for pair in pairs if len(pair) == 2 and pair[1] == pair[0] + 1})
+    assert report.drawing.count("▲") == len({pair for pair in pairs if len(pair) == 2 and pair[1] == pair[0] - 1})
 
 
-def test_the_svg_is_valid_and_shows_who_and_what(explanation: Explanation) -> None:
-    root = ElementTree.fromstring(explanation.svg())
-    assert explanation.svg() == explanation._repr_svg_()
+def test_the_svg_is_valid_and_shows_who_and_what(report: Report) -> None:
+    root = ElementTree.fromstring(report.svg())
+    assert report.svg() == report._repr_svg_()
     assert re.fullmatch(r"0 0 [\d.]+ [\d.]+", root.attrib["viewBox"])
     texts = " ".join("".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text"))
-    assert all(kind in texts for kind in kinds(explanation))
-    assert all(move.name in texts for move in drawn(explanation))
-    assert explanation.stale in texts and explanation.waits in texts
+    assert all(kind in texts for kind in kinds(report))
+    assert all(move.name in texts for move in drawn(report))
+    assert report.stale in texts and report.waits in texts
 
 
 def test_it_is_saved_by_its_ending(tmp_path: Path) -> None:
-    explanation = PLACEMENTS["Sebulba"].explain()
-    for ending in ("txt", "svg", "png"):
-        explanation.save(tmp_path / f"drawing.{ending}")
-    assert (tmp_path / "drawing.txt").read_text() == f"{explanation}\n"
-    assert (tmp_path / "drawing.svg").read_text() == explanation.svg()
-    assert (tmp_path / "drawing.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    with pytest.raises(ValueError, match=r"drawing\.pdf' must end in \.txt, \.svg or \.png"):
-        explanation.save(tmp_path / "drawing.pdf")
+    report = PLACEMENTS["Sebulba"].explain()
+    for ending in ("txt", "svg"):
+        report.save(tmp_path / f"drawing.{ending}")
+    assert (tmp_path / "drawing.txt").read_text() == f"{report}\n"
+    assert (tmp_path / "drawing.svg").read_text() == report.svg()
+    with pytest.raises(ValueError, match=r"drawing\.png' must end in \.txt or \.svg\."):
+        report.save(tmp_path / "drawing.png")
 
 
 def test_many_of_a_kind_share_a_box() -> None:
@@ -104,8 +109,8 @@ def test_many_of_a_kind_share_a_box() -> None:
 
 def test_what_moves_past_a_box_is_said_below() -> None:
     roles = [Role(name, "here") for name in ("worker", "queue", "learner")]
-    moves = [Move("a", "workers to queue", 1), Move("news < & >", "learner to workers", "much")]
-    explanation = Explanation("Title & more.", roles, moves, stale="never.", waits="nobody.")
-    assert explanation.drawing.splitlines()[-1] == "news < & >: learner to workers"
-    assert "Title &amp; more." in explanation.svg()
-    ElementTree.fromstring(explanation.svg())
+    moves = [Move("a", "workers to queue", 1), Move("news < & >", "learner to workers", None)]
+    report = Report("Title & more.", roles, moves, stale="never.", waits="nobody.")
+    assert report.drawing.splitlines()[-1] == "news < & >: learner to workers"
+    assert "Title &amp; more." in report.svg()
+    ElementTree.fromstring(report.svg())

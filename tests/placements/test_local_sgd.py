@@ -16,6 +16,8 @@ from podium.agent import Agent
 from podium.agents import a2c, apex, dqn, impala, ppo
 
 NUM_ENVS, LENGTH = 16, 8
+STATS = {"valid_steps", "env_seconds", "inference_seconds"}
+"""What only Single counts."""
 
 AGENTS: dict[str, tuple[Agent, int]] = {
     "ppo": (ppo.make(ppo.Config(hidden_sizes=(16,), num_epochs=2, num_minibatches=2)), 3),
@@ -64,7 +66,7 @@ def test_one_worker_is_single(name: str) -> None:
     alone, metrics, _ = run(podium.LocalSGD(workers=1, devices=1), agent, updates)
     single, expected, _ = run(podium.Single(), agent, updates)
     close(alone, single)
-    for key in expected:
+    for key in expected.keys() - STATS:
         np.testing.assert_allclose(metrics[key], expected[key], 1e-4, 1e-5, err_msg=key)
 
 
@@ -97,7 +99,7 @@ def test_averaging_every_plain_gradient_step_is_the_global_gradient(name: str) -
 def test_workers_differ_between_averages_and_are_one_after_them() -> None:
     agent, _ = AGENTS["ppo"]
     placement = podium.LocalSGD(workers=4, average_every=3)
-    apart = lambda state: max(float(jnp.max(jnp.abs(x - x[:1]))) for x in jax.tree.leaves(state.workers.params))  # noqa: E731
+    apart = lambda state: max(float(jnp.max(jnp.abs(x - x[:1]))) for x in jax.tree.leaves(state.workers.params))
     _, _, state = run(placement, agent, 2)
     assert apart(state) > 1e-4
     _, metrics, state = run(placement, agent, 3)
@@ -177,7 +179,7 @@ def test_only_averages_cross_devices_and_only_when_due() -> None:
     program = placement.build(
         agent, podium.envs.make("podium/Catch"), num_envs=NUM_ENVS, rollout_length=LENGTH, max_updates=4
     )
-    text = program.compiled_text()
+    text = program.loop.compiled_text()
     pattern = r"= .*?\s(all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
     assert set(re.findall(pattern, text)) == {"all-reduce"}
     # Within the loop over iterations only scalars are summed (metrics, the check for NaN), but in its conditional.
@@ -200,21 +202,26 @@ def test_it_says_who_runs_where_and_what_moves() -> None:
 @pytest.mark.parametrize(
     ("changes", "sizes", "words"),
     [
-        ({"workers": 0}, {}, "workers=0 must be a positive integer"),
-        ({"average_every": 0.5}, {}, "average_every=0.5 must be a positive integer"),
+        ({"workers": 0}, {}, "workers=0 must be an integer of 1 or more"),
+        ({"average_every": 0.5}, {}, "average_every=0.5 must be an integer of 1 or more"),
         ({"workers": 3, "devices": 2}, {}, "workers=3 is not divisible by devices=2; use workers=4"),
         ({"workers": 5}, {}, "num_envs=16 is not divisible by workers=5; use 15 or 20"),
         ({"workers": 4}, {"seeds": 2}, "LocalSGD runs one seed"),
-        ({"workers": 4, "devices": 1}, {"num_lanes": 3}, "num_lanes=3 must divide num_envs=4"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], sizes: dict[str, Any], words: str) -> None:
-    agent, env = AGENTS["ppo"][0], podium.envs.make("podium/Catch")
+    env, untraced = podium.envs.make("podium/Catch"), Agent(*[None] * 8)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=words):
-        podium.LocalSGD(**{"devices": 1, **changes}).build(agent, env, num_envs=16, rollout_length=8, **sizes)
+        podium.LocalSGD(**{"devices": 1, **changes}).build(untraced, env, num_envs=16, rollout_length=8, **sizes)
 
 
-def test_a_run_goes_on_exactly(tmp_path: Path) -> None:
+def test_lanes_are_those_of_each_worker() -> None:
+    agent, env, placement = AGENTS["ppo"][0], podium.envs.make("podium/Catch"), podium.LocalSGD(workers=4, devices=1)
+    with pytest.raises(ValueError, match="num_lanes=3 must divide num_envs=4"):
+        placement.build(agent, env, num_envs=16, rollout_length=8, num_lanes=3)
+
+
+def test_a_run_that_resumes_is_the_run_that_was_not_stopped(tmp_path: Path) -> None:
     agent, _ = AGENTS["ppo"]
     settings: dict[str, Any] = {
         "num_envs": NUM_ENVS,

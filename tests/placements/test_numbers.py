@@ -78,8 +78,8 @@ def seen_by_environment() -> np.ndarray:
         podium.ParameterServer(workers=2, devices=2),
         podium.Sebulba(actor_threads=2, groups=2, lockstep=True),
         podium.Sebulba(2, 2, actor_threads=2, groups=1, lockstep=True),
-        podium.CentralInference(envs_per_worker=2, devices=2, lockstep=True),
-        podium.DistributedActors(workers=4, worker_devices=2, lockstep=True),
+        podium.CentralInference(envs_per_actor=2, devices=2, lockstep=True),
+        podium.DistributedActors(workers=4, actor_devices=2, lockstep=True),
     ],
     ids=repr,
 )

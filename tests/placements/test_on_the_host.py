@@ -16,8 +16,8 @@ from podium import keys, replay
 from podium.agent import Agent
 from podium.agents import dqn, impala, ppo
 from podium.evaluate import make_host_evaluator
-from podium.host import HostEnvs, on_host
-from podium.placement.actors import ActorError
+from podium.host import HostEnvFactory, on_host
+from podium.placement.threads.supervision import ActorError
 
 NUM_ENVS = 8
 
@@ -99,22 +99,22 @@ def test_a_generation_is_that_of_a_loop_over_its_members(episodes: int, devices:
     agent, envs = AGENTS["ppo gru"][0], on_host(catch())
     placement = podium.Evolution(sigma=0.3, learning_rate=0.1, episodes=episodes, devices=devices)
     program = placement.build(agent, envs, num_envs=POPULATION, rollout_length=LIMIT, max_updates=1)
-    start = program.init(5)
+    start, strategy = program.init(5), placement.strategy(agent, envs.spec)
     noise_key, play_key = keys.iteration(start.key, start.update)
     seed = int(jax.random.randint(play_key, (), 0, 2**31 - 1))
     returns = []
     for pair in range(POPULATION // episodes // 2):
-        both = program._strategy.pair(noise_key, start.agent, np.int32(pair))
+        both = strategy.perturb(noise_key, start.agent, np.int32(pair))
         for half in range(2):
             # One member at a time, in environments of the seed and the numbers that it meets among all.
-            alone = HostEnvs(envs.spec, lambda n, *_, pair=pair: envs.make(n, seed, pair * n), False)
+            alone = HostEnvFactory(envs.spec, lambda n, *_, pair=pair: envs.make(n, seed, pair * n), False)
             play = make_host_evaluator(agent, alone, episodes, LIMIT)
             played = play(jax.random.key(0), jax.tree.map(lambda x, half=half: x[half], both))
             assert played is not None
             returns.append(float(played["eval_return"]))
     assert len(set(returns)) > 1
     flat = np.asarray(returns, np.float32).reshape(-1, 2)
-    expected, _, _ = program._strategy.learn(noise_key, start, flat, np.float32(0), 1)
+    expected, _, _ = strategy.learn(1, noise_key, start, flat, np.float32(0))
     state, metrics = program.chunk(start, 1)
     np.testing.assert_allclose(metrics["episode_return_sum"][0], np.mean(returns) * POPULATION, rtol=1e-5)
     assert_close(jax.device_get(state.agent), jax.device_get(expected.agent), 2e-5)
@@ -166,20 +166,18 @@ def test_an_environment_that_fails_ends_the_run_with_its_error(placement: Any, w
 @pytest.mark.parametrize(
     "placement",
     [
-        podium.Single(worker_timeout=0.5),
-        podium.LocalSGD(2, devices=1, worker_timeout=0.5),
-        podium.Evolution(devices=1, worker_timeout=0.5),
+        podium.Single(actor_timeout=0.5),
+        podium.LocalSGD(2, devices=1, actor_timeout=0.5),
+        podium.Evolution(devices=1, actor_timeout=0.5),
     ],
     ids=["Single", "LocalSGD", "Evolution"],
 )
 def test_an_environment_that_hangs_is_noticed(placement: Any, monkeypatch: pytest.MonkeyPatch, watched: Any) -> None:
-    from podium.placement import learner
-
-    monkeypatch.setattr(learner, "STOP_SECONDS", 0.2)
+    monkeypatch.setattr("podium.placement.threads.supervision.STOP_SECONDS", 0.2)
     release = threading.Event()
     envs, _, _ = watched(lambda number: number == 7 and release.wait(30))
     try:
-        with pytest.raises(ActorError, match=r"(?s)has not come a step further for 0\.5 s; it is at.*release\.wait"):
+        with pytest.raises(ActorError, match=r"(?s)has not come a step further for 5 s; it is at.*release\.wait"):
             run(placement, AGENTS["impala"][0], envs, 9, [3])
     finally:
         release.set()
@@ -187,12 +185,12 @@ def test_an_environment_that_hangs_is_noticed(placement: Any, monkeypatch: pytes
 
 @pytest.mark.parametrize("placement", [podium.Single, podium.LocalSGD, podium.Evolution])
 def test_a_timeout_must_be_above_zero(placement: Any) -> None:
-    with pytest.raises(ValueError, match=r"worker_timeout=0 must be greater than 0 seconds"):
-        run(placement(worker_timeout=0), AGENTS["impala"][0], on_host(catch()), 9, [1])
+    with pytest.raises(ValueError, match="actor_timeout=0 must be finite and greater than 0; 60.0 is usual"):
+        run(placement(actor_timeout=0), AGENTS["impala"][0], on_host(catch()), 9, [1])
 
 
 @pytest.mark.parametrize("placement", ["Single", "LocalSGD"])
-def test_a_run_on_the_host_goes_on_with_new_episodes(
+def test_a_run_on_the_host_resumes_with_new_episodes(
     placement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = train_settings({"Single": PLACEMENTS["Single"], "LocalSGD": PLACEMENTS["two workers"]}[placement])
@@ -202,7 +200,7 @@ def test_a_run_on_the_host_goes_on_with_new_episodes(
     assert "environments on the CPU save no state" in capsys.readouterr().err
 
 
-def test_evolution_on_the_host_goes_on_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evolution_on_the_host_resumes_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = train_settings(EVOLUTION, rollout_length=LIMIT)
     whole = podium.train(**settings, num_steps=4 * LIMIT * NUM_ENVS)
     podium.train(**settings, num_steps=2 * LIMIT * NUM_ENVS, run_dir=tmp_path / "run")

@@ -16,7 +16,7 @@ from podium.agent import Agent
 from podium.agents import a2c, dqn, impala, ppo
 from podium.env import Env
 from podium.host import on_host
-from podium.placement.actors import ActorError
+from podium.placement.threads.supervision import ActorError
 
 NUM_ENVS = 8
 
@@ -73,7 +73,7 @@ def test_with_one_worker_it_is_single(name: str) -> None:
         assert_equal(ours.replay[0], single.replay, 1e-5)
 
 
-def test_a_chunk_goes_on_where_the_last_one_ended_and_a_state_of_another_begins_anew(watched: Any) -> None:
+def test_a_chunk_begins_where_the_last_one_ended_and_a_state_of_another_begins_anew(watched: Any) -> None:
     agent, length, _ = AGENTS["a2c"]
     env, seeds, closed = watched()
     whole, _ = run(server(1), agent, length, 4, env)
@@ -128,7 +128,7 @@ def test_a_simulator_that_breaks_ends_the_run_with_its_traceback(watched: Any) -
     assert len(closed) == 2
 
 
-def test_a_run_that_goes_on_says_that_episodes_restart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_resumes_says_that_episodes_restart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     agent, length, _ = AGENTS["dqn"]
     arguments: dict[str, Any] = {
         "num_envs": NUM_ENVS,

@@ -15,9 +15,9 @@ import pytest
 import podium
 from podium.agents import apex, dqn, ppo
 from podium.envs import make
-from podium.host import HostEnvs, on_host
-from podium.placement.actors import ActorError, Stopped
-from podium.placement.limiter import Limiter, ReplayTimeout
+from podium.host import HostEnvFactory, on_host
+from podium.placement.threads.rate_limiter import RateLimiter, ReplayTimeout
+from podium.placement.threads.supervision import ActorError, Stopped
 
 SIZES: dict[str, Any] = {"hidden_sizes": (16,), "batch_size": 32, "min_replay_size": 64, "buffer_capacity": 1024}
 AGENTS = {
@@ -26,20 +26,32 @@ AGENTS = {
 }
 
 
-def run(agent: Any, updates: int, env: Any = None, **changes: Any) -> tuple[Any, dict[str, Any], Any]:
+def run(agent: Any, updates: int, env: Any = None, **changes: Any) -> tuple[Any, dict[str, Any]]:
     placement = podium.DistributedActors(replay_apart=True, **changes)
-    program: Any = placement.build(
-        agent, env or make("podium/Catch"), num_envs=8, rollout_length=4, max_updates=updates
-    )
+    program = placement.build(agent, env or make("podium/Catch"), num_envs=8, rollout_length=4, max_updates=updates)
     try:
         state, metrics = program.chunk(program.init(0), updates)
-        return jax.device_get(program.agent_state(state)), metrics, program
+        return jax.device_get(program.agent_state(state)), metrics
     finally:
         program.close()
         assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("podium-")]
 
 
-def before_every_step(before: Callable[[int], Any]) -> HostEnvs:
+@pytest.fixture
+def limiters(monkeypatch: pytest.MonkeyPatch) -> list[RateLimiter]:
+    """Return a list of the limiters that runs make from now on."""
+    made: list[RateLimiter] = []
+
+    class Noted(RateLimiter):
+        def __init__(self, *settings: float):
+            super().__init__(*settings)
+            made.append(self)
+
+    monkeypatch.setattr("podium.placement.distributed_actors.RateLimiter", Noted)
+    return made
+
+
+def before_every_step(before: Callable[[int], Any]) -> HostEnvFactory:
     """Return Catch where something is done before the result of a step is given; it is told the number of the step."""
     envs = on_host(make("podium/Catch"))
 
@@ -60,15 +72,17 @@ def before_every_step(before: Callable[[int], Any]) -> HostEnvs:
     ("name", "changes"),
     [
         ("dqn", {}),
-        ("apex", {"worker_devices": 2, "learner_devices": 2, "replay_device": -1}),
+        ("apex", {"actor_devices": 2, "learner_devices": 2, "replay_device": -1}),
     ],
     ids=["all on one device", "workers, replay and learners apart"],
 )
-def test_as_much_is_sampled_for_what_is_inserted_as_the_agent_says(name: str, changes: dict[str, Any]) -> None:
+def test_as_much_is_sampled_for_what_is_inserted_as_the_agent_says(
+    name: str, changes: dict[str, Any], limiters: list[RateLimiter]
+) -> None:
     changes = {key: jax.devices()[value] if key == "replay_device" else value for key, value in changes.items()}
     updates = 24
-    state, metrics, program = run(AGENTS[name], updates, **changes)
-    limiter = program._limiter
+    state, metrics = run(AGENTS[name], updates, **changes)
+    (limiter,) = limiters
     per_update = 2 * 32
     assert limiter.samples_per_insert == per_update / 32
     assert np.abs(metrics["replay_balance"]).max() <= limiter.tolerance == per_update
@@ -81,37 +95,38 @@ def test_as_much_is_sampled_for_what_is_inserted_as_the_agent_says(name: str, ch
     assert metrics["finite"].all()
 
 
-def test_a_slow_side_is_waited_for() -> None:
-    """Sleeping environments make learning wait; a tolerance of many updates lets it go on for longer."""
+def test_a_slow_side_is_waited_for(limiters: list[RateLimiter]) -> None:
+    """Sleeping environments make learning wait."""
     slow = before_every_step(lambda call: time.sleep(0.05))
-    _, metrics, program = run(AGENTS["dqn"], 12, slow, workers=2)
+    _, metrics = run(AGENTS["dqn"], 12, slow, workers=2)
+    (limiter,) = limiters
     assert metrics["learner_idle"][4:].max() > 0.5
-    assert metrics["replay_balance"].min() >= -program._limiter.tolerance
-    assert program._limiter.inserted >= 9 * 32
+    assert metrics["replay_balance"].min() >= -limiter.tolerance
+    assert limiter.inserted >= 9 * 32
 
 
 def test_the_limiter_blocks_whoever_is_ahead() -> None:
-    limiter = Limiter(samples_per_insert=4.0, tolerance=40.0, timeout=20.0)
-    go_on = lambda: None  # noqa: E731
+    limiter = RateLimiter(samples_per_insert=4.0, tolerance=40.0, timeout=20.0)
+    well = lambda: None
     for _ in range(7):
-        assert limiter.insert(10, go_on) < 0.1  # Before it opens, anything goes in.
+        assert limiter.insert(10, well) < 0.1  # Before it opens, anything goes in.
         assert limiter.balance == 0
     limiter.open()
     limiter.open()
     assert limiter.balance == 0
-    limiter.insert(10, go_on)
+    limiter.insert(10, well)
     assert limiter.balance == 40
     with pytest.raises(Stopped):
         limiter.insert(10, _stop)  # 80 would be due, and 40 may be.
     for expected in (8, -24):
-        limiter.sample(32, go_on)
+        limiter.sample(32, well)
         assert limiter.balance == expected
     with pytest.raises(Stopped):
         limiter.sample(32, _stop)
     assert (limiter.inserted, limiter.sampled) == (80, 64)
     # The other side's step wakes whoever waits.
-    threading.Timer(0.3, limiter.insert, (10, go_on)).start()
-    assert 0.2 < limiter.sample(32, go_on) < 5
+    threading.Timer(0.3, limiter.insert, (10, well)).start()
+    assert 0.2 < limiter.sample(32, well) < 5
     assert limiter.balance == -16
 
 
@@ -121,7 +136,7 @@ def _stop() -> None:
 
 def test_over_a_run_the_ratio_is_that_which_was_asked_for() -> None:
     """Two sides of random speed: at no time does either lead by more than the tolerance."""
-    limiter = Limiter(samples_per_insert=1.5, tolerance=50.0, timeout=20.0)
+    limiter = RateLimiter(samples_per_insert=1.5, tolerance=50.0, timeout=20.0)
     limiter.open()
     generator, balances = np.random.default_rng(0), []
 
@@ -145,7 +160,7 @@ def test_over_a_run_the_ratio_is_that_which_was_asked_for() -> None:
 
 
 def test_a_replay_that_cannot_be_sampled_says_so_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    limiter = Limiter(1.0, 10.0, timeout=1.0)
+    limiter = RateLimiter(1.0, 10.0, timeout=1.0)
     limiter.insert(3, lambda: None)
     with pytest.raises(ReplayTimeout, match="holds too little to be sampled, with 3 items inserted .* for 1 s"):
         limiter.sample(5, lambda: None)
@@ -153,7 +168,7 @@ def test_a_replay_that_cannot_be_sampled_says_so_and_ends(capsys: pytest.Capture
 
 
 def test_inserting_waits_for_room_until_the_run_ends() -> None:
-    limiter, waited = Limiter(1.0, 10.0, timeout=0.1), []
+    limiter, waited = RateLimiter(1.0, 10.0, timeout=0.1), []
     limiter.open()
     limiter.insert(10, lambda: None)
 
@@ -169,8 +184,8 @@ def test_inserting_waits_for_room_until_the_run_ends() -> None:
 
 def test_a_learner_may_do_other_things_for_longer_than_workers_may_hang() -> None:
     """An evaluation, say: inserting waits meanwhile, and is well."""
-    placement = podium.DistributedActors(replay_apart=True, worker_timeout=1.0)
-    program: Any = placement.build(AGENTS["dqn"], make("podium/Catch"), num_envs=8, rollout_length=4, max_updates=20)
+    placement = podium.DistributedActors(replay_apart=True, actor_timeout=1.0)
+    program = placement.build(AGENTS["dqn"], make("podium/Catch"), num_envs=8, rollout_length=4, max_updates=20)
     try:
         state, _ = program.chunk(program.init(0), 20)
         time.sleep(2.5)
@@ -183,7 +198,7 @@ def test_a_learner_may_do_other_things_for_longer_than_workers_may_hang() -> Non
 @pytest.mark.parametrize("settings", [(0.0, 1.0, 1.0), (1.0, float("nan"), 1.0), (1.0, 1.0, -1.0)])
 def test_a_limiter_of_impossible_numbers_is_refused(settings: Any) -> None:
     with pytest.raises(ValueError, match="must be finite and greater than 0"):
-        Limiter(*settings)
+        RateLimiter(*settings)
 
 
 def test_a_worker_that_dies_ends_the_run_with_its_traceback() -> None:
@@ -215,7 +230,7 @@ def test_what_cannot_be_is_refused(agent: Any, changes: dict[str, Any], words: s
 
 def test_it_says_where_the_replay_is_and_what_moves() -> None:
     placement = podium.DistributedActors(replay_apart=True, replay_device=jax.devices()[3])
-    program: Any = placement.build(AGENTS["apex"], make("podium/Catch"), num_envs=8, rollout_length=4)
+    program = placement.build(AGENTS["apex"], make("podium/Catch"), num_envs=8, rollout_length=4)
     moved = program.bytes_per_update()
     # Twice 32 transitions: two observations of 100 floats, action, reward, discount, weight.
     assert moved["minibatches"] == 2 * 32 * (2 * 400 + 4 * 4)
@@ -238,7 +253,7 @@ def test_it_learns_catch(name: str) -> None:
         num_steps=100_000,
         num_envs=16,
         rollout_length=1,
-        placement=podium.DistributedActors(replay_apart=True, worker_timeout=120),
+        placement=podium.DistributedActors(replay_apart=True, actor_timeout=120),
         eval_every=0,
         progress=False,
     )

@@ -1,4 +1,4 @@
-"""A run trained under one placement goes on under another: the agent as it was, the count of steps unbroken."""
+"""A run trained under one placement resumes under another: the agent as it was, the count of steps unbroken."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLACEMENTS: dict[str, Any] = {
     "Anakin": podium.Anakin(2),
     "Sebulba": podium.Sebulba(lockstep=True),
     "LocalSGD": podium.LocalSGD(workers=2, average_every=2, devices=1),
-    "CentralInference": podium.CentralInference(envs_per_worker=4, devices=1),
+    "CentralInference": podium.CentralInference(envs_per_actor=4, devices=1),
     "DistributedActors": podium.DistributedActors(workers=2),
     "ParameterServer": podium.ParameterServer(workers=2, devices=1),
     "Evolution": podium.Evolution(devices=1),

@@ -1,57 +1,65 @@
-"""Central inference's server: who acts for whom, and when; in threads, with a policy that is a sum."""
+"""Central inference's server: what is acted for in one batch, and when; with a policy that is a sum."""
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
-from podium.placement.actors import Slot, Stopped
-from podium.placement.inference import Answer, Question, Request, Server, ServingError
+from podium.placement.actors.inference import ActReply, ActRequest, InferenceServer, Replies, get
+from podium.placement.threads.supervision import ActorError, SupervisedThread, Supervisor, end_threads
+
+PARAMS, VERSION = 100.0, 7
 
 
-def add(params: float, question: Question) -> Answer:
-    return Answer(question.obs + params, question.first, ())
+class Policy:
+    """Adds the parameters to the observations, once it is let; notes the sizes of its batches."""
 
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.go = threading.Event()
+        self.go.set()
 
-def request_of(number: float, kind: type[Request] = Request) -> Request:
-    request = kind()
-    question = Question(np.zeros((1, 2), np.uint32), (), np.array([number]), np.array([False]))
-    request.question = jax.tree.flatten(question)
-    return request
+    def __call__(self, params: float, leaves: list[np.ndarray]) -> ActReply:
+        _, obs, first = leaves
+        self.sizes.append(len(obs))
+        assert self.go.wait(30)
+        return ActReply(obs + params, first, ())
 
 
 class Serving:
-    """A server, and threads that ask it."""
+    """A server in a thread of its own, and those who ask it."""
 
-    def __init__(self, most: int = 4, max_wait: float = 0.0, act: Any = add):
-        self.slot, self.stop = Slot(), threading.Event()
-        self.slot.put(100.0, 7)
-        self.server = Server(dict.fromkeys((most,), act), self.slot, most, max_wait, self.stop)
-        self.answers: dict[float, float] = {}
-        self.threads: list[threading.Thread] = []
+    def __init__(self, most: int, max_wait: float = 0.0, sizes: tuple[int, ...] = (), each: int = 1, act: Any = None):
+        self.policy, self.stop, self.each = act or Policy(), threading.Event(), each
+        self.server = InferenceServer(dict.fromkeys((*sizes, most), self.policy), each, max_wait)
+        self.server.latest.publish(PARAMS, VERSION)
+        serve = lambda heartbeat: self.server.serve(self.stop, heartbeat)
+        self.thread = SupervisedThread("podium-inference-0", serve, self.stop)
+        self.waiting: dict[float, Replies] = {}
+        self.thread.start()
 
-    def tick(self) -> None:
-        if self.stop.is_set():
-            raise Stopped
+    def ask(self, *numbers: float) -> None:
+        for number in numbers:
+            request = ActRequest(
+                np.zeros((self.each, 2), np.uint32), (), np.full(self.each, number), np.zeros(self.each, bool)
+            )
+            self.waiting[number] = Replies()
+            self.server.ask(request, self.waiting[number])
 
-    def ask(self, number: float, kind: type[Request] = Request) -> threading.Thread:
-        def work() -> None:
-            try:
-                self.answers[number] = float(self.server.ask(request_of(number, kind), self.tick).action[0])
-            except Stopped:
-                pass
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        self.threads.append(thread)
-        return thread
+    def replies(self) -> dict[float, list[float]]:
+        """Return the actions of all who asked, by what they observed."""
+        got = {}
+        for number, replies in self.waiting.items():
+            reply, version = replies.get(timeout=30)
+            assert version == VERSION
+            got[number] = list(reply.action)
+        self.waiting = {}
+        return got
 
     def await_that(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 30
@@ -59,15 +67,9 @@ class Serving:
             assert time.monotonic() < deadline
             time.sleep(0.001)
 
-    def close(self) -> None:
-        self.stop.set()
-        for thread in self.threads:
-            thread.join(30)
-            assert not thread.is_alive()
-
 
 @pytest.fixture
-def serving(request: pytest.FixtureRequest) -> Any:
+def serving() -> Iterator[Any]:
     made: list[Serving] = []
 
     def make(*arguments: Any, **settings: Any) -> Serving:
@@ -76,116 +78,95 @@ def serving(request: pytest.FixtureRequest) -> Any:
 
     yield make
     for each in made:
-        each.close()
+        if isinstance(each.policy, Policy):
+            each.policy.go.set()
+        end_threads([each.thread], each.stop)
+        assert not each.thread.is_alive()
 
 
-class Blocking:
-    """A policy that lets nobody through before it is told to."""
-
-    def __init__(self) -> None:
-        self.calls, self.go = 0, threading.Event()
-
-    def __call__(self, params: float, question: Question) -> Answer:
-        self.calls += 1
-        assert self.go.wait(30)
-        return add(params, question)
+def test_alone_one_is_acted_for_at_once_where_nothing_is_waited_for(serving: Any) -> None:
+    one = serving(4)
+    one.ask(1.0)
+    assert one.replies() == {1.0: [101.0]}
+    ((envs, waited, seconds),) = one.server.served
+    assert envs == 1 and waited < 0.1 and seconds >= 0
 
 
-def test_alone_one_acts_at_once_where_nothing_is_waited_for(serving: Any) -> None:
-    one = serving()
-    one.ask(1.0).join(30)
-    assert one.answers == {1.0: 101.0}
-    assert one.server.story()[:2] == (1, 1)
-
-
-def test_who_fills_a_batch_acts_for_all_without_waiting(serving: Any) -> None:
-    two = serving(most=2, max_wait=9.0)
-    first = two.ask(1.0)
-    two.await_that(lambda: len(two.server._waiting) == 1)
+def test_a_full_batch_is_acted_for_without_waiting(serving: Any) -> None:
+    two = serving(2, max_wait=9.0)
     began = time.monotonic()
-    two.ask(2.0).join(30)
-    first.join(30)
-    assert two.answers == {1.0: 101.0, 2.0: 102.0}
+    two.ask(1.0, 2.0)
+    assert two.replies() == {1.0: [101.0], 2.0: [102.0]}
     assert time.monotonic() - began < 5
-    story = two.server.story()
-    assert story[:2] == (1, 2)
-    assert story.wait_max < 5
+    ((envs, waited, _),) = two.server.served
+    assert envs == 2 and waited < 5
 
 
-def test_one_who_waits_alone_acts_when_the_bound_is_reached(serving: Any) -> None:
-    alone = serving(max_wait=0.1)
+def test_one_who_waits_alone_is_acted_for_when_the_bound_is_reached(serving: Any) -> None:
+    alone = serving(4, max_wait=0.5)
     began = time.monotonic()
-    alone.ask(1.0).join(30)
-    assert 0.1 <= time.monotonic() - began < 5
-    assert alone.answers == {1.0: 101.0}
-    assert 0.1 <= alone.server.story().wait_max < 5
+    alone.ask(1.0)
+    assert alone.replies() == {1.0: [101.0]}
+    assert 0.5 <= time.monotonic() - began < 5
+    ((_, waited, _),) = alone.server.served
+    assert 0.5 <= waited < 5
 
 
-class Overslept(Request):
-    """One whose thread is not woken in time, as where it cannot get Python's lock."""
-
-    alarm = threading.Event()
-
-    def sleep(self, tick: Any, until: float = math.inf) -> None:
-        assert self.alarm.wait(30)
-
-
-def test_whoever_asks_after_the_bound_acts_though_the_first_oversleeps(serving: Any) -> None:
-    late = serving(max_wait=0.05)
-    first = late.ask(1.0, Overslept)
-    late.await_that(lambda: len(late.server._waiting) == 1)
-    time.sleep(0.1)
-    late.ask(2.0).join(30)
-    assert late.answers == {2.0: 102.0}
-    assert late.server.story()[:2] == (1, 2)  # For both.
-    Overslept.alarm.set()
-    first.join(30)
-    assert late.answers == {1.0: 101.0, 2.0: 102.0}
+def test_a_server_that_waits_for_others_is_well(serving: Any) -> None:
+    slow = serving(4, max_wait=1.0)
+    slow.ask(1.0)
+    began = slow.thread.heartbeats
+    slow.replies()
+    assert slow.thread.heartbeats >= began + 3  # It waits for 0.2 s at a time.
 
 
 def test_those_who_come_meanwhile_are_one_batch_of_the_most_that_fit(serving: Any) -> None:
-    act = Blocking()
-    busy = serving(most=3, act=act)
+    busy = serving(3)
+    busy.policy.go.clear()
     busy.ask(0.0)
-    busy.await_that(lambda: act.calls == 1)
-    for number in range(1, 6):
-        busy.ask(float(number))
-    busy.await_that(lambda: len(busy.server._waiting) == 5)
-    act.go.set()
-    for thread in busy.threads:
-        thread.join(30)
-    assert busy.answers == {float(n): 100.0 + n for n in range(6)}
-    assert busy.server.story()[:2] == (3, 6)  # One, three, two.
+    busy.await_that(lambda: len(busy.policy.sizes) == 1)
+    busy.ask(1.0, 2.0, 3.0, 4.0, 5.0)
+    busy.policy.go.set()
+    assert busy.replies() == {float(n): [100.0 + n] for n in range(6)}
+    assert [envs for envs, _, _ in busy.server.served] == [1, 3, 2]
 
 
-def test_being_woken_twice_does_not_disturb_the_next_question(serving: Any) -> None:
-    server, request = serving(max_wait=0.05).server, request_of(1.0)
-    request.wake()
-    request.wake()
-    began = time.monotonic()
-    assert server.ask(request, lambda: None).action == [101.0]
-    assert time.monotonic() - began >= 0.05
-    until = time.perf_counter() + 0.05
-    request.sleep(lambda: None, until)
-    assert time.perf_counter() >= until
+@pytest.mark.parametrize(
+    ("number", "batches"), [(1, [2]), (2, [4]), (3, [8]), (4, [8]), (5, [8, 2])], ids=lambda value: str(value)
+)
+def test_a_batch_is_padded_to_the_smallest_size_that_holds_it(number: int, batches: list[int], serving: Any) -> None:
+    """Requests for two environments each; nine fit, but no fifth request, and a size of nine is never needed."""
+    padded = serving(9, sizes=(2, 4, 8), each=2)
+    padded.policy.go.clear()
+    padded.ask(0.0)
+    padded.await_that(lambda: len(padded.policy.sizes) == 1)
+    asked = [float(n) for n in range(1, number + 1)]
+    padded.ask(*asked)
+    padded.policy.go.set()
+    assert padded.replies() == {n: [100.0 + n] * 2 for n in (0.0, *asked)}
+    assert padded.policy.sizes == [2, *batches]
 
 
-def test_who_waits_while_another_acts_hears_that_the_run_is_over(serving: Any) -> None:
-    act = Blocking()
-    ended = serving(act=act)
-    ended.ask(0.0)
-    ended.await_that(lambda: act.calls == 1)
-    waiting = ended.ask(1.0)
-    ended.stop.set()
-    waiting.join(30)
-    assert not waiting.is_alive()
-    assert ended.answers == {}
-    act.go.set()
+def test_who_waits_while_another_is_acted_for_hears_that_the_run_is_over(serving: Any) -> None:
+    ended = serving(1)
+    ended.policy.go.clear()
+    ended.ask(0.0, 1.0)
+
+    def work(heartbeat: Callable[[], None]) -> None:
+        get(ended.waiting[1.0], heartbeat)
+
+    thread = SupervisedThread("podium-actor-0", work, ended.stop)
+    thread.start()
+    end_threads([thread], ended.stop)
+    assert not thread.is_alive() and thread.error is None and not thread.done
 
 
-def test_a_policy_that_fails_names_its_failure() -> None:
+def test_a_policy_that_fails_names_the_thread_and_the_failure() -> None:
     def fail(*_: Any) -> Any:
         raise FloatingPointError("it burst")
 
-    with pytest.raises(ServingError, match="acting for whoever asked failed: FloatingPointError\\('it burst'\\)"):
-        Serving(act=fail).server.ask(request_of(1.0), lambda: None)
+    failing = Serving(1, act=fail)
+    failing.ask(1.0)
+    failing.await_that(lambda: not failing.thread.is_alive())
+    with pytest.raises(ActorError, match="(?s)podium-inference-0 died of FloatingPointError.*in fail.*it burst"):
+        Supervisor(failing.thread, 60.0).check(alive=False)

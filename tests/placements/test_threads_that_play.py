@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import re
 import threading
 import time
@@ -17,9 +19,9 @@ import podium
 from podium.agent import Agent
 from podium.agents import a2c, apex, dqn, impala, ppo
 from podium.envs import make
-from podium.host import HostEnv, HostEnvs, on_host
-from podium.placement.actors import ActorError, Slot
-from podium.placement.inference import Server
+from podium.host import HostEnv, HostEnvFactory, on_host
+from podium.placement.threads.channels import LatestParams
+from podium.placement.threads.supervision import ActorError
 
 NUM_ENVS = 8
 REPLAY: dict[str, Any] = {"hidden_sizes": (16,), "batch_size": 32, "min_replay_size": 64, "buffer_capacity": 1024}
@@ -36,12 +38,14 @@ AGENTS: dict[str, tuple[Agent, int, int]] = {
         14,
     ),
 }
-SLOW_AGENTS = [pytest.param(name, marks=[pytest.mark.slow] * (name in ("ppo gru", "a2c", "apex"))) for name in AGENTS]
+UNTRACED: Any = Agent(*[None] * 8)  # type: ignore[arg-type]
+"""An agent that cannot be traced: what is refused of it is refused before."""
+
 
 IN_LOCKSTEP: dict[str, tuple[Any, bool]] = {
     "DistributedActors": (podium.DistributedActors(lockstep=True), False),
     "DistributedActors on the host": (podium.DistributedActors(workers=2, lockstep=True), True),
-    "CentralInference": (podium.CentralInference(envs_per_worker=2, devices=1, lockstep=True), True),
+    "CentralInference": (podium.CentralInference(envs_per_actor=2, devices=1, lockstep=True), True),
 }
 
 
@@ -68,14 +72,36 @@ def assert_close(one: Any, other: Any) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one, other)
 
 
-@pytest.mark.parametrize("name", SLOW_AGENTS)
-@pytest.mark.parametrize("placement", IN_LOCKSTEP)
+@functools.cache
+def fused(name: str) -> tuple[Any, dict[str, Any]]:
+    """Return what Anakin makes of an agent."""
+    return run(podium.Anakin(1), *AGENTS[name])
+
+
+QUICK = {
+    ("DistributedActors", "ppo"),
+    ("DistributedActors", "dqn"),
+    ("DistributedActors on the host", "impala lstm"),
+    ("DistributedActors on the host", "dqn"),
+    ("CentralInference", "ppo"),
+    ("CentralInference", "impala lstm"),
+}
+"""Each of them with two agents; all with all are for the night."""
+
+
+@pytest.mark.parametrize(
+    ("placement", "name"),
+    [
+        pytest.param(*pair, marks=[] if pair in QUICK else pytest.mark.slow)
+        for pair in itertools.product(IN_LOCKSTEP, AGENTS)
+    ],
+)
 def test_in_lockstep_it_is_anakin(placement: str, name: str) -> None:
     agent, length, updates = AGENTS[name]
     value, host = IN_LOCKSTEP[placement]
-    fused, expected = run(podium.Anakin(1), agent, length, updates)
+    state, expected = fused(name)
     apart, metrics = run(value, agent, length, updates, on_host(catch()) if host else None)
-    assert_close(fused, apart)
+    assert_close(state, apart)
     for key in ("episodes", "episode_return_sum", "episode_length_sum"):
         np.testing.assert_allclose(metrics[key], expected[key])
     assert (metrics["policy_lag_max"] == 0).all()
@@ -85,17 +111,15 @@ def test_in_lockstep_it_is_anakin(placement: str, name: str) -> None:
 @pytest.mark.parametrize(
     "placement",
     [
-        podium.CentralInference(envs_per_worker=2, devices=2, lockstep=True),
+        podium.CentralInference(envs_per_actor=2, devices=2, lockstep=True),
         podium.CentralInference(devices=1, batch_size=3, lockstep=True),
-        podium.DistributedActors(workers=4, worker_devices=3, learner_devices=2, lockstep=True),
+        podium.DistributedActors(workers=4, actor_devices=3, learner_devices=2, lockstep=True),
     ],
     ids=["two devices infer", "one device, small batches", "three devices play, two learn"],
 )
 def test_devices_and_batches_change_nothing(placement: Any) -> None:
-    agent, length, updates = AGENTS["impala lstm"]
-    fused, _ = run(podium.Anakin(1), agent, length, updates)
-    apart, _ = run(placement, agent, length, updates)
-    assert_close(fused, apart)
+    apart, _ = run(placement, *AGENTS["impala lstm"])
+    assert_close(fused("impala lstm")[0], apart)
 
 
 @pytest.mark.parametrize("name", ["impala lstm", "dqn"])
@@ -134,7 +158,7 @@ class Faulty:
         return self.inner.recv()
 
 
-def with_fault(before: Callable[[int], Any], first: int | None = None) -> HostEnvs:
+def with_fault(before: Callable[[int], Any], first: int | None = None) -> HostEnvFactory:
     """Return Catch where the environments from number `first` on (None: all) do something before a step's result."""
     envs = on_host(catch())
 
@@ -146,7 +170,7 @@ def with_fault(before: Callable[[int], Any], first: int | None = None) -> HostEn
 
 
 PLACEMENTS: dict[str, Callable[..., Any]] = {
-    "CentralInference": lambda **changes: podium.CentralInference(envs_per_worker=2, devices=1, **changes),
+    "CentralInference": lambda **changes: podium.CentralInference(envs_per_actor=2, devices=1, **changes),
     "DistributedActors": lambda **changes: podium.DistributedActors(workers=4, **changes),
 }
 BOTH = pytest.mark.parametrize("placement", PLACEMENTS)
@@ -194,10 +218,10 @@ def test_no_more_failures_are_survived_than_restarts_allows(placement: str) -> N
 
 @BOTH
 def test_a_worker_that_hangs_ends_the_run_and_says_where(placement: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podium.placement.learner.STOP_SECONDS", 0.5)
+    monkeypatch.setattr("podium.placement.threads.supervision.STOP_SECONDS", 0.5)
     release = threading.Event()
     agent, length, _ = AGENTS["ppo"]
-    value = PLACEMENTS[placement](worker_timeout=6.0)
+    value = PLACEMENTS[placement](actor_timeout=6.0)
     program = value.build(
         agent, with_fault(lambda call: call == 5 and release.wait(60), 2), num_envs=NUM_ENVS, rollout_length=length
     )
@@ -213,14 +237,24 @@ def test_a_worker_that_hangs_ends_the_run_and_says_where(placement: str, monkeyp
     assert not threads_left()
 
 
-def test_a_server_that_dies_ends_the_run_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Server, *arguments: Any) -> None:
-        raise MemoryError("the device is full")
-
-    monkeypatch.setattr(Server, "_serve", fail)
+def test_a_server_that_dies_ends_the_run_with_its_traceback() -> None:
     agent, length, _ = AGENTS["ppo"]
-    with pytest.raises(ActorError, match="(?s)podium-stepper-. died of ServingError.*MemoryError.*the device is full"):
-        run(PLACEMENTS["CentralInference"](restarts=99), agent, length, 3)  # None of which this is worth.
+    calls: list[int] = []
+
+    def fail(action: Any) -> Any:
+        calls.append(len(action))
+        if len(calls) == 20:
+            raise MemoryError("the device is full")
+        return action
+
+    def act(*arguments: Any) -> Any:
+        output = agent.act(*arguments)
+        shape = jax.ShapeDtypeStruct(output.action.shape, output.action.dtype)
+        return output._replace(action=jax.pure_callback(fail, shape, output.action))
+
+    with pytest.raises(ActorError, match="(?s)podium-inference-0 died of .*MemoryError: the device is full"):
+        # None of the restarts is worth anything here.
+        run(PLACEMENTS["CentralInference"](restarts=99), agent._replace(act=act), length, 3)
 
 
 @BOTH
@@ -254,37 +288,28 @@ def test_nobody_waits_for_a_slow_worker_but_an_agent_with_a_replay() -> None:
 def test_parameters_are_kept_for_several_rollouts() -> None:
     agent, length, _ = AGENTS["a2c"]
     versions: list[int] = []
-    get = Slot.get
+    get = LatestParams.get
 
-    def counted(self: Slot, at_least: int, stop: threading.Event) -> Any:
+    def counted(self: LatestParams, at_least: int, stop: threading.Event) -> Any:
         params, version = get(self, at_least, stop)
         versions.append(version)
         return params, version
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Slot, "get", counted)
+        patch.setattr(LatestParams, "get", counted)
         run(podium.DistributedActors(workers=1, refresh_every=4), agent, length, 12)
     assert 3 <= len(versions) <= 4  # For 12 rollouts, and one or two under way.
 
 
 def test_batches_hold_at_most_what_was_asked_for_and_wait_no_longer_than_allowed() -> None:
-    sizes: list[int] = []
-    serve = Server._serve
-
-    def counted(self: Server, batch: list[Any]) -> Any:
-        sizes.append(2 * len(batch))
-        return serve(self, batch)
-
     agent, length, _ = AGENTS["a2c"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Server, "_serve", counted)
-        placement = podium.CentralInference(envs_per_worker=2, devices=1, batch_size=5, max_wait=0.0)
-        _, metrics = run(placement, agent, length, 4, with_fault(lambda call: time.sleep(0.002)))
-    assert max(sizes) == 4  # Two workers of two environments; three would be six.
-    assert min(sizes) == 2
+    placement = podium.CentralInference(envs_per_actor=2, devices=1, batch_size=5, max_wait=0.0)
+    _, metrics = run(placement, agent, length, 4, with_fault(lambda call: time.sleep(0.002)))
+    # Two actors of two environments each; three would be six.
+    assert (metrics["inference_batch_mean"] >= 2).all() and (metrics["inference_batch_mean"] <= 4).all()
     assert metrics["inference_wait_max"].max() < 0.05
-    # One worker, so that nobody ever comes to fill the batch: each of its requests waits as long as it may.
-    placement = podium.CentralInference(envs_per_worker=4, devices=1, batch_size=8, max_wait=0.05)
+    # One actor, so that nobody ever comes to fill the batch: each of its requests waits as long as it may.
+    placement = podium.CentralInference(envs_per_actor=4, devices=1, batch_size=8, max_wait=0.05)
     _, metrics = run(placement, agent, length, 2, with_fault(lambda call: time.sleep(1.0), 4))
     assert 0.05 <= metrics["inference_wait_max"].max() < 0.5
     assert metrics["inference_latency_max"].max() < 1.0
@@ -292,27 +317,52 @@ def test_batches_hold_at_most_what_was_asked_for_and_wait_no_longer_than_allowed
 
 def test_the_fast_run_ahead_no_further_than_the_queue_is_deep() -> None:
     agent, length, _ = AGENTS["a2c"]
-    release = threading.Event()
-    placement = podium.CentralInference(envs_per_worker=2, devices=1, queue_depth=2, worker_timeout=20)
-    program = placement.build(
-        agent, with_fault(lambda call: release.wait(30), 0), num_envs=NUM_ENVS, rollout_length=length
-    )
+    release, steps = threading.Event(), dict.fromkeys(range(0, NUM_ENVS, 2), 0)
+    envs = on_host(catch())
+
+    def make_one(num_envs: int, seed: int, index: int) -> HostEnv:
+        def before(call: int) -> None:
+            steps[index] = call
+            if index == 0:
+                release.wait(30)
+
+        return Faulty(envs.make(num_envs, seed, index), before)
+
+    placement = podium.CentralInference(envs_per_actor=2, devices=1, queue_depth=2, actor_timeout=20)
+    watched = dataclasses.replace(envs, make=make_one)
+    program = placement.build(agent, watched, num_envs=NUM_ENVS, rollout_length=length)
     caller = threading.Thread(target=lambda: program.chunk(program.init(0), 1))
     caller.start()
+    ahead = {0: 1, 2: 3 * length, 4: 3 * length, 6: 3 * length}
     try:
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            steppers = next(iter(getattr(program, "_steppers", [])), [])
-            if [stepper.iteration for stepper in steppers] == [0, 3, 3, 3]:
-                break
+        while time.monotonic() < deadline and steps != ahead:
             time.sleep(0.1)
         time.sleep(0.5)
-        assert [stepper.iteration for stepper in steppers] == [0, 3, 3, 3]  # They wait to begin their fourth.
+        assert steps == ahead  # They wait to begin their fourth rollout.
     finally:
         release.set()
         caller.join(30)
         program.close()
     assert not caller.is_alive()
+
+
+def test_by_default_there_are_no_more_threads_than_cores_but_one_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, length, _ = AGENTS["ppo"]
+    threads: dict[tuple[int, int], str] = {}
+    for cores in (1, 3, 64):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        for devices in (1, 2):
+            program = podium.CentralInference(devices=devices).build(agent, catch(), num_envs=8, rollout_length=length)
+            threads[cores, devices] = program.explain().roles[0].share
+    assert threads == {
+        (1, 1): "1 threads, 8 in each",
+        (1, 2): "2 threads, 4 in each",
+        (3, 1): "2 threads, 4 in each",  # Three do not divide eight.
+        (3, 2): "2 threads, 4 in each",
+        (64, 1): "8 threads, 1 in each",
+        (64, 2): "8 threads, 1 in each",
+    }
 
 
 def test_the_bytes_explained_are_those_that_move() -> None:
@@ -325,7 +375,7 @@ def test_the_bytes_explained_are_those_that_move() -> None:
     # Up: 100 floats, whether an episode begins, memory, a key. Down: action, log-probability or
     # whatever else the agent keeps of acting, memory.
     assert moved["observations"] == 8 * length * (400 + 1 + memory + 8)
-    extras = program._abstract_trajectory().extras
+    extras = program.loop.learner.rollout_shapes.extras
     kept = sum(x.dtype.itemsize * int(np.prod(x.shape[2:])) for x in jax.tree.leaves(extras))
     assert moved["actions"] == 8 * length * (4 + kept + memory)
     assert moved["parameters"] == 2 * size
@@ -337,7 +387,7 @@ def test_the_bytes_explained_are_those_that_move() -> None:
         assert "begins as soon as the device is free" in text
     bounded = podium.CentralInference(devices=2, max_wait=0.001, batch_size=4).explain()
     assert "begins when a batch of 4 wait, or the first has waited 1 ms" in bounded
-    program = podium.DistributedActors(workers=4, worker_devices=2).build(agent, catch(), num_envs=8, rollout_length=8)
+    program = podium.DistributedActors(workers=4, actor_devices=2).build(agent, catch(), num_envs=8, rollout_length=8)
     moved = program.bytes_per_update()
     assert moved["parameters"] == 2 * size
     assert "observations" not in moved
@@ -350,18 +400,18 @@ def test_the_bytes_explained_are_those_that_move() -> None:
 @pytest.mark.parametrize(
     ("placement", "words"),
     [
-        (podium.CentralInference(envs_per_worker=0), "envs_per_worker=0 must be a positive integer"),
-        (podium.CentralInference(envs_per_worker=3, devices=1), "num_envs=8 is not divisible by 3, .* use 6 or 9"),
-        (podium.CentralInference(devices=3), "num_envs=8 is not divisible by 3, .* use 6 or 9"),
-        (podium.CentralInference(batch_size=0), "batch_size=0 must be a positive integer"),
-        (podium.CentralInference(2, 1, batch_size=1), "batch_size=1 holds not even the envs_per_worker=2"),
+        (podium.CentralInference(envs_per_actor=0), "envs_per_actor=0 must be an integer of 1 or more"),
+        (podium.CentralInference(envs_per_actor=3, devices=1), "num_envs=8 is not divisible by 3, .* use 6 or 9"),
+        (podium.CentralInference(devices=3), "num_envs=8 is not divisible by devices=3; use 6 or 9"),
+        (podium.CentralInference(batch_size=0), "batch_size=0 must be an integer of 1 or more"),
+        (podium.CentralInference(2, 1, batch_size=1), "batch_size=1 holds not even the envs_per_actor=2"),
         (podium.CentralInference(max_wait=-1.0), "max_wait=-1.0 must be 0 to 10 seconds"),
         (podium.CentralInference(max_wait=float("nan")), "max_wait=nan"),
         (podium.CentralInference(queue_depth=0), "queue_depth=0"),
         (podium.CentralInference(max_lag=-1), "max_lag=-1"),
         (podium.CentralInference(restarts=-1), "restarts=-1"),
-        (podium.CentralInference(worker_timeout=0), "worker_timeout=0"),
-        (podium.DistributedActors(workers=0), "workers=0 must be a positive integer"),
+        (podium.CentralInference(actor_timeout=0), "actor_timeout=0"),
+        (podium.DistributedActors(workers=0), "workers=0 must be an integer of 1 or more"),
         (podium.DistributedActors(workers=3), "num_envs=8 is not divisible by workers=3; use 6 or 9"),
         (podium.DistributedActors(learner_devices=3), "num_envs=8 is not divisible by the 3 learner devices"),
         (podium.DistributedActors(refresh_every=0), "refresh_every=0"),
@@ -369,23 +419,21 @@ def test_the_bytes_explained_are_those_that_move() -> None:
         (podium.DistributedActors(queue_depth=0), "queue_depth=0"),
         (podium.DistributedActors(max_lag=-1), "max_lag=-1"),
         (podium.DistributedActors(restarts=-1), "restarts=-1"),
-        (podium.DistributedActors(worker_timeout=0), "worker_timeout=0"),
+        (podium.DistributedActors(actor_timeout=0), "actor_timeout=0"),
     ],
 )
 def test_bad_settings_are_refused_in_a_sentence(placement: Any, words: str) -> None:
-    agent, length, _ = AGENTS["ppo"]
     with pytest.raises(ValueError, match=words):
-        placement.build(agent, catch(), num_envs=NUM_ENVS, rollout_length=length)
+        placement.build(UNTRACED, catch(), num_envs=NUM_ENVS, rollout_length=8)
 
 
 @BOTH
 def test_several_seeds_and_processes_are_refused(placement: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, length, _ = AGENTS["ppo"]
     with pytest.raises(ValueError, match=f"seeds=2: {placement} runs one seed"):
-        PLACEMENTS[placement]().build(agent, catch(), num_envs=8, rollout_length=length, seeds=2)
+        PLACEMENTS[placement]().build(UNTRACED, catch(), num_envs=8, rollout_length=8, seeds=2)
     monkeypatch.setattr("podium.distributed.num_processes", lambda: 2)
     with pytest.raises(ValueError, match=f"2 processes: {placement} runs in one"):
-        PLACEMENTS[placement]().build(agent, catch(), num_envs=8, rollout_length=length)
+        PLACEMENTS[placement]().build(UNTRACED, catch(), num_envs=8, rollout_length=8)
 
 
 @pytest.mark.slow
@@ -400,7 +448,7 @@ def test_it_learns_catch(placement: str, name: str) -> None:
     }
     agent, num_envs, length, num_steps = agents[name]
     value = {
-        "CentralInference": podium.CentralInference(envs_per_worker=num_envs // 4, devices=1),
+        "CentralInference": podium.CentralInference(envs_per_actor=num_envs // 4, devices=1),
         "DistributedActors": podium.DistributedActors(workers=4),
     }[placement]
     sizes: dict[str, Any] = {"num_steps": num_steps, "num_envs": num_envs, "rollout_length": length}

@@ -14,7 +14,7 @@ import podium
 from podium.agent import ActOutput
 from podium.agents import ppo
 from podium.evaluate import make_host_evaluator
-from podium.host import HostEnv, HostEnvs
+from podium.host import HostEnv, HostEnvFactory
 
 pytest.importorskip("envpool", reason='envpool is in the extra: pip install "podium[atari]"')
 
@@ -29,14 +29,14 @@ def fire(keys: Any, params: Any, carry: Any, obs: Any, first: Any, greedy: bool)
 ALWAYS_FIRES = ppo.make()._replace(act=fire)
 
 
-def space_invaders(**options: Any) -> HostEnvs:
+def space_invaders(**options: Any) -> HostEnvFactory:
     """Return the game as one trains in it: an episode a life, signs of rewards."""
     made = podium.envs.make("SpaceInvaders-v5", life_loss=True, **options)
-    assert isinstance(made, HostEnvs)
+    assert isinstance(made, HostEnvFactory)
     return made
 
 
-def play(envs: HostEnvs, num_envs: int = 2) -> dict[str, np.ndarray]:
+def play(envs: HostEnvFactory, num_envs: int = 2) -> dict[str, np.ndarray]:
     """Return what always firing brings in the games that an evaluation with KEY plays, each until its true end."""
     seed = int(jax.random.randint(jax.random.split(KEY)[0], (), 0, 2**31 - 1))
     env = envs.make(num_envs, seed, 0)

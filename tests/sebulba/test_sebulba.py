@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 import re
 import threading
 import time
 import types
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,10 +21,10 @@ import pytest
 import podium
 from podium.agent import ActOutput, Agent
 from podium.agents import a2c, apex, dqn, impala, ppo
-from podium.host import HostEnv, HostEnvs, on_host
-from podium.placement.acting import Acting, Compiled
-from podium.placement.actors import ActorError, Slot
-from podium.placement.players import HostPlayer
+from podium.host import HostEnv, HostEnvFactory, on_host
+from podium.placement.actors.host import CompiledHostActing, HostActing
+from podium.placement.threads.channels import LatestParams
+from podium.placement.threads.supervision import ActorError
 
 NUM_ENVS = 8
 SMALL: Any = {"hidden_sizes": (16,), "batch_size": 32, "min_replay_size": 64, "buffer_capacity": 1024}
@@ -87,12 +89,12 @@ def test_the_bytes_explained_are_those_that_move(monkeypatch: pytest.MonkeyPatch
     up: dict[str, int] = {}
     down: list[int] = []
     published: list[int] = []
-    make = Compiled.__init__
+    make, publish = CompiledHostActing.__init__, LatestParams.publish
 
-    def counting(self: Compiled, *arguments: Any) -> None:
+    def counting(self: CompiledHostActing, *arguments: Any) -> None:
         make(self, *arguments)
         step, end = self.step, self.end
-        on_host = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree) if isinstance(x, np.ndarray))  # noqa: E731
+        on_host = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree) if isinstance(x, np.ndarray))
 
         def counted_step(*arguments: Any) -> Any:
             up["step"] = on_host(arguments)
@@ -106,9 +108,12 @@ def test_the_bytes_explained_are_those_that_move(monkeypatch: pytest.MonkeyPatch
 
         self.step, self.end = counted_step, counted_end
 
-    monkeypatch.setattr(Compiled, "__init__", counting)
-    monkeypatch.setattr(Slot, "put", lambda self, params, version, put=Slot.put: (
-        published.append(sum(x.nbytes for x in jax.tree.leaves(params))), put(self, params, version)))  # fmt: skip
+    def counted_publish(self: LatestParams, params: Any, version: int) -> None:
+        published.append(sum(x.nbytes for x in jax.tree.leaves(params)))
+        publish(self, params, version)
+
+    monkeypatch.setattr(CompiledHostActing, "__init__", counting)
+    monkeypatch.setattr(LatestParams, "publish", counted_publish)
     agent, length, devices = ppo.make(ppo.Config(hidden_sizes=(8,), num_minibatches=2, num_epochs=3)), 8, jax.devices()
     placement = podium.Sebulba(devices[:2], [devices[0], devices[2]], lockstep=True)
     program = placement.build(agent, podium.envs.make("podium/Catch"), num_envs=8, rollout_length=length)
@@ -126,33 +131,36 @@ def test_the_bytes_explained_are_those_that_move(monkeypatch: pytest.MonkeyPatch
         "parameters": sum(published[:2]),
         "gradient sums": 3 * 2 * (params + 4),  # With them goes the divergence that target_kl looks at.
     }
-    text = program.explain()
+    text = str(program.explain())
     for line in ("inference +cpu:1 +environments 4 to 7", "learning +cpu:2 +environments 4 to 7", "actions .* 256 B"):
         assert re.search(line, text), text
 
 
 @dataclasses.dataclass
-class Faulty:
-    """A host environment whose `recv` does something at its nth call."""
+class Hooked:
+    """A host environment that calls something before every `recv`."""
 
     inner: HostEnv
-    at: int
-    what: Any
+    hook: Callable[[], Any]
 
     def __post_init__(self) -> None:
-        self.spec, self.num_envs, self.calls = self.inner.spec, self.inner.num_envs, 0
+        self.spec, self.num_envs = self.inner.spec, self.inner.num_envs
         self.reset, self.send, self.close = self.inner.reset, self.inner.send, self.inner.close
 
     def recv(self) -> Any:
-        self.calls += 1
-        if self.calls == self.at:
-            self.what()
+        self.hook()
         return self.inner.recv()
 
 
-def faulty(at: int, what: Any) -> HostEnvs:
+def breaking(env: HostEnv, at: int, what: Callable[[], Any]) -> HostEnv:
+    """Return a host environment whose `recv` does something at its nth call."""
+    calls = itertools.count(1)
+    return Hooked(env, lambda: what() if next(calls) == at else None)
+
+
+def faulty(at: int, what: Any) -> HostEnvFactory:
     envs = on_host(podium.envs.make("podium/Catch"))
-    make = lambda num_envs, seed, first: Faulty(envs.make(num_envs, seed, first), at, what)  # noqa: E731
+    make = lambda num_envs, seed, first: breaking(envs.make(num_envs, seed, first), at, what)
     return dataclasses.replace(envs, make=make)
 
 
@@ -184,7 +192,7 @@ def test_an_actor_that_raises_at_any_time_ends_the_run(chance: int) -> None:
 
     def make(num_envs: int, seed: int, index: int) -> HostEnv:
         env = envs.make(num_envs, seed, index)
-        return Faulty(env, at, fail) if index == first else env
+        return breaking(env, at, fail) if index == first else env
 
     agent, length, _ = AGENTS["impala"]
     with pytest.raises(ActorError, match=f"podium-actor-{first // 4} died of OSError"):
@@ -205,7 +213,7 @@ def test_actions_that_the_environment_has_not_end_the_run_in_a_sentence() -> Non
 
 
 def test_an_actor_that_hangs_ends_the_run_and_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podium.placement.learner.STOP_SECONDS", 0.5)
+    monkeypatch.setattr("podium.placement.threads.supervision.STOP_SECONDS", 0.5)
     release = threading.Event()
     agent, length, _ = AGENTS["ppo"]
     with pytest.raises(ActorError, match="(?s)not come a step further for 6 s.*release.wait"):
@@ -221,7 +229,7 @@ def test_a_process_that_was_stopped_for_long_goes_on(monkeypatch: pytest.MonkeyP
     """SIGSTOP, a suspended job and a laptop asleep: the clock goes on, the threads do not."""
     asleep = [0.0]
     clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + asleep[0], perf_counter=time.perf_counter)
-    monkeypatch.setattr("podium.placement.actors.time", clock)
+    monkeypatch.setattr("podium.placement.threads.supervision.time", clock)
 
     def sleep() -> None:
         asleep[0] += 1000.0
@@ -248,12 +256,10 @@ def test_rollouts_that_begin_while_the_one_before_ends_are_the_same(name: str) -
     agent, length, _ = AGENTS[name]
     envs = on_host(podium.envs.make("podium/Catch"))
     params = [agent.actor(agent.init(jax.random.key(seed), envs.spec)) for seed in range(4)]
-    compiled = Compiled(
-        Acting(agent, envs.spec, 6, length, envs.resets_in_next_step, groups=3), params[0], jax.devices()[0]
-    )
+    make = HostActing(agent, envs, 6, length, groups=3).compile(params[0], jax.devices()[0])
 
     def play(ahead: bool) -> list[Any]:
-        player, steps, asked = HostPlayer(envs, 0, 0, compiled, jax.random.key(7)), [], []
+        actor, steps, asked = make(jax.random.key(7), 0, 0), [], []
         rollouts = []
 
         def following(number: int) -> Any:
@@ -262,29 +268,42 @@ def test_rollouts_that_begin_while_the_one_before_ends_are_the_same(name: str) -
 
         for number in range(3):
             more = {"following": partial(following, number)} if ahead else {}
-            rollouts.append(player.play(params[number], number, number, lambda: steps.append(0), **more))
+            rollouts.append(actor.play(params[number], number, number, lambda: steps.append(0), **more))
         assert asked == ([0, 1, 2] if ahead else [])
         assert len(steps) == 3 * 3 * length
-        player.close()
+        actor.close()
         return rollouts
 
     waiting, going_on = play(False), play(True)
     for one, other in zip(waiting, going_on, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, one.trajectory, other.trajectory)
-        counts = [name for name in one.sums if not name.endswith("seconds")]
-        assert [one.sums[name] for name in counts] == [other.sums[name] for name in counts]
-    assert len({np.asarray(played.trajectory.obs).tobytes() for played in waiting}) == 3
+        jax.tree.map(np.testing.assert_array_equal, one.rollout, other.rollout)
+        counts = [name for name in one.stats if not name.endswith("seconds")]
+        assert [one.stats[name] for name in counts] == [other.stats[name] for name in counts]
+    assert len({np.asarray(played.rollout.obs).tobytes() for played in waiting}) == 3
 
 
 def test_queues_never_grow_beyond_their_depth() -> None:
+    """Of every actor the learner took one rollout, two wait, and one more is played until there is room for it."""
     agent, length, _ = AGENTS["ppo"]
-    env = podium.envs.make("podium/Catch")
-    placement = podium.Sebulba(queue_depth=2, actor_threads=2)
-    program = placement.build(agent, env, num_envs=NUM_ENVS, rollout_length=length, max_updates=1)
+    steps = {first: 0 for first in (0, 4)}  # By the first environment of an actor.
+    envs = on_host(podium.envs.make("podium/Catch"))
+
+    def count(first: int) -> None:
+        steps[first] += 1
+
+    def make(num_envs: int, seed: int, first: int) -> HostEnv:
+        return Hooked(envs.make(num_envs, seed, first), lambda: count(first))
+
+    placement = podium.Sebulba(queue_depth=2, actor_threads=2, groups=1)
+    counted = dataclasses.replace(envs, make=make)
+    program = placement.build(agent, counted, num_envs=NUM_ENVS, rollout_length=length, max_updates=1)
     try:
         program.chunk(program.init(0), 1)
-        time.sleep(1.0)
-        assert [actor.pieces.qsize() for actor in program._actors] == [2, 2]
+        deadline = time.monotonic() + 60
+        while min(steps.values()) < 4 * length and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        assert steps == {0: 4 * length, 4: 4 * length}
     finally:
         program.close()
     assert not orphans()
@@ -297,7 +316,7 @@ def test_rows_of_metrics_hold_no_buffers_of_devices() -> None:
     program = podium.Sebulba().build(agent, env, num_envs=NUM_ENVS, rollout_length=length, max_updates=1)
     try:
         state, _ = program.chunk(program.init(0), 1)
-        _, row = program._learn_once(state, 1)
+        _, row = program.loop.update(state, 1)
         assert all(value.flags.owndata for value in row.values() if isinstance(value, np.ndarray))
         assert sum(isinstance(value, np.ndarray) for value in row.values()) > 5
     finally:
@@ -307,17 +326,17 @@ def test_rows_of_metrics_hold_no_buffers_of_devices() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"actor_threads": 0}, "actor_threads=0 must be a positive integer"),
-        ({"queue_depth": 0}, "queue_depth=0"),
-        ({"max_lag": -1}, "max_lag=-1"),
-        ({"actor_devices": 3}, "num_envs=8 is not divisible by the 3 actor threads; use 6 or 9"),
+        ({"actor_threads": 0}, "actor_threads=0 must be an integer of 1 or more; 1 is usual"),
+        ({"queue_depth": 0}, "queue_depth=0 must be an integer of 1 or more"),
+        ({"max_lag": -1}, "max_lag=-1 must be an integer of 0 or more"),
+        ({"actor_devices": 3}, "num_envs=8 is not divisible by the 3 actors; use 6 or 9"),
         ({"learner_devices": 3}, "num_envs=8 is not divisible by the 3 learner devices; use 6 or 9"),
         ({"actor_devices": 2, "learner_devices": 3}, "by the 3 learner devices; use 6 or 12"),
         ({"actor_devices": 8, "learner_devices": 9}, "devices=9, but JAX has started with 8"),
-        ({"actor_threads": 3}, "num_envs=8 is not divisible by the 3 actor threads; use 6 or 9"),
-        ({"envs_per_thread": 3}, "use num_envs=3"),
+        ({"actor_threads": 3}, "num_envs=8 is not divisible by the 3 actors; use 6 or 9"),
+        ({"envs_per_actor": 3}, "num_envs=8 is not envs_per_actor=3 times 1 actors; use num_envs=3"),
         ({"groups": 3}, "groups=3 does not divide"),
-        ({"actor_timeout": 0.0}, "actor_timeout=0.0"),
+        ({"actor_timeout": 0.0}, "actor_timeout=0.0 must be finite and greater than 0; 60.0 is usual"),
     ],
 )
 def test_bad_settings_are_refused_in_a_sentence(changes: dict[str, Any], words: str) -> None:

@@ -20,8 +20,8 @@ import pytest
 import podium
 from podium.agent import Agent
 from podium.agents import dqn, impala
-from podium.host import HostEnv, HostEnvs, on_host
-from podium.placement.sebulba import SebulbaProgram
+from podium.host import HostEnv, HostEnvFactory, on_host
+from podium.placement.sebulba import SebulbaLoop
 from podium.sinks import progress_line, read_metrics
 
 STEPS = 8 * 4  # Of one update.
@@ -60,7 +60,7 @@ class Hooked:
         return self.inner.recv()
 
 
-def hooked(hook: Callable[[], Any], **changes: Any) -> HostEnvs:
+def hooked(hook: Callable[[], Any], **changes: Any) -> HostEnvFactory:
     envs = on_host(podium.envs.make("podium/Catch"))
     return dataclasses.replace(envs, make=lambda *sizes: Hooked(envs.make(*sizes), hook), **changes)
 
@@ -87,8 +87,8 @@ def test_resume_is_exact_for_the_learner_and_says_that_episodes_restart(
     agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[Any] = []
-    chunk = SebulbaProgram.chunk
-    with_numbers = lambda state: jax.device_get(state._replace(key=jax.random.key_data(state.key)))  # noqa: E731
+    chunk = SebulbaLoop.chunk
+    with_numbers = lambda state: jax.device_get(state._replace(key=jax.random.key_data(state.key)))
 
     def remember(self: Any, state: Any, num_updates: int) -> Any:
         given = with_numbers(state)
@@ -96,7 +96,7 @@ def test_resume_is_exact_for_the_learner_and_says_that_episodes_restart(
         seen.append((given, with_numbers(state)))
         return state, metrics
 
-    monkeypatch.setattr(SebulbaProgram, "chunk", remember)
+    monkeypatch.setattr(SebulbaLoop, "chunk", remember)
     train(agent, run_dir=tmp_path / "run")
     assert "restart" not in capsys.readouterr().err
     ended = seen[-1][1]
@@ -119,13 +119,13 @@ def test_who_waits_and_for_how_long_is_measured(monkeypatch: pytest.MonkeyPatch)
     rows = train(env=hooked(lambda: time.sleep(0.02)), num_steps=9 * STEPS).metrics[3:]
     for row in rows:  # What was queued during the first update is learnt from by then.
         assert row["env_seconds"] > 4 * 0.02 and row["learner_idle"] > 0.5 and row["actor_idle"] < 0.3, row
-    update = SebulbaProgram._update_once
+    update = SebulbaLoop.update
 
     def slowly(self: Any, *arguments: Any) -> Any:
         time.sleep(0.2)
         return update(self, *arguments)
 
-    monkeypatch.setattr(SebulbaProgram, "_update_once", slowly)
+    monkeypatch.setattr(SebulbaLoop, "update", slowly)
     rows = train(num_steps=8 * STEPS).metrics[3:]  # From there on the queue is full.
     for row in rows:
         assert row["learn_seconds"] > 0.2 and row["learner_idle"] < 0.3 and row["actor_idle"] > 0.5, row
@@ -136,18 +136,21 @@ def test_who_waits_and_for_how_long_is_measured(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_slow_sink_stalls_the_learner_and_nothing_grows() -> None:
-    programs: list[Any] = []
-    waiting: list[list[int]] = []
+    steps: list[None] = []
+    played: list[int] = []
 
     def stall(row: dict[str, Any]) -> None:
         if row["updates"] in (3, 6):
+            # Of two actors: what was learnt from, two rollouts that wait, and one for which there is no room.
+            expected, deadline = 2 * 4 * (row["updates"] + 3), time.monotonic() + 60
+            while len(steps) < expected and time.monotonic() < deadline:
+                time.sleep(0.05)
             time.sleep(0.5)
-            waiting.append([actor.pieces.qsize() for actor in programs[0]._actors])
+            played.append(len(steps) - expected)
 
-    placement = podium.Sebulba(queue_depth=2, actor_threads=2)
-    announce = lambda program, schedule: programs.append(program)  # noqa: E731
-    result = train(sinks=[Calls(stall)], placement=placement, announce=announce)
-    assert waiting == [[2, 2], [2, 2]]
+    placement = podium.Sebulba(queue_depth=2, actor_threads=2, groups=1)
+    result = train(env=hooked(lambda: steps.append(None)), sinks=[Calls(stall)], placement=placement)
+    assert played == [0, 0]
     assert [row["updates"] for row in result.metrics] == list(range(1, 11))
     assert max(row["policy_lag_max"] for row in result.metrics) <= 3
     assert "frames" not in result.summary, "where a step is a frame"
@@ -155,7 +158,7 @@ def test_a_slow_sink_stalls_the_learner_and_nothing_grows() -> None:
 
 
 def test_ctrl_c_ends_the_threads_and_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    interrupt = lambda row: row["updates"] == 3 and os.kill(os.getpid(), signal.SIGINT)  # noqa: E731
+    interrupt = lambda row: row["updates"] == 3 and os.kill(os.getpid(), signal.SIGINT)
     result = train(run_dir=tmp_path / "run", sinks=[Calls(interrupt)], placement=podium.Sebulba(actor_threads=2))
     assert result.interrupted == "SIGINT" and result.summary["updates"] == 3
     assert not orphans()

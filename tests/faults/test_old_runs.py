@@ -1,0 +1,85 @@
+"""Run folders of podium 0.1.0, written by it: a checkpoint between two rows, with the metrics since the last one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import podium
+from podium.agents import dqn, ppo
+from podium.sinks import read_metrics
+
+FOLDERS = Path(__file__).parent / "runs_of_0_1_0"
+STEPS = 16 * 8  # Of one iteration.
+AGENTS = {
+    "ppo": ppo.make(ppo.Config(hidden_sizes=(4,), num_epochs=1, num_minibatches=2, learning_rate=1e-3)),
+    "dqn": dqn.make(
+        dqn.Config(hidden_sizes=(4,), batch_size=32, buffer_capacity=256, min_replay_size=128, n_step=2, num_updates=2)
+    ),
+}
+
+
+def resume(name: str, folder: Path, **changes: Any) -> podium.Result:
+    arguments: dict[str, Any] = {
+        "num_steps": 10 * STEPS,
+        "num_envs": 16,
+        "rollout_length": 8,
+        "log_every": 2 * STEPS,
+        "eval_every": 4 * STEPS,
+        "checkpoint_every": 2 * STEPS,
+        "eval_episodes": 16,
+        "progress": False,
+        "placement": podium.Anakin(1),
+        "resume": True,
+    }
+    return podium.train(AGENTS[name], "podium/Catch", run_dir=folder, **(arguments | changes))
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_a_run_of_0_1_0_is_resumed(name: str, tmp_path: Path) -> None:
+    """Stopped after iteration 5 of 10; the row at 6 has what the fifth said, from the checkpoint, and the sixth."""
+    folder = Path(shutil.copytree(FOLDERS / name, tmp_path / "run"))
+    before = read_metrics(folder / "metrics.jsonl")
+    result = resume(name, folder)
+    rows = read_metrics(folder / "metrics.jsonl")
+    assert rows[:2] == before and [row["updates"] for row in rows] == [2, 4, 6, 8, 10]
+    # An episode in Catch has 9 steps, whoever plays.
+    ended = [16 * ((8 * update) // 9 - (8 * (update - 2)) // 9) for update in (2, 4, 6, 8, 10)]
+    assert [row["episodes"] for row in rows] == ended
+    assert result.summary["env_steps"] == 10 * STEPS and result.summary["wall_seconds"] > before[-1]["wall_seconds"]
+
+
+def test_its_policy_is_the_one_in_the_checkpoint(tmp_path: Path) -> None:
+    """Nothing is trained, for the run has ended where the checkpoint is."""
+    folder = Path(shutil.copytree(FOLDERS / "ppo", tmp_path / "run"))
+    loaded = podium.load(folder)
+    result = resume("ppo", folder, num_steps=5 * STEPS)
+    for x, y in zip(*map(jax.tree.leaves, (loaded.params, result.policy.params)), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_another_placement_takes_its_agent_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(shutil.copytree(FOLDERS / "ppo", tmp_path / "run"))
+    result = resume("ppo", folder, placement=podium.Single(), num_steps=6 * STEPS)
+    assert result.summary["env_steps"] == 6 * STEPS
+    assert "Resumed under Single what Anakin saved: the agent's state is exactly as it was" in capsys.readouterr().err
+
+
+def test_checkpoints_say_what_those_of_0_1_0_said(tmp_path: Path) -> None:
+    """Fields of the same names, which an older podium could read as well."""
+
+    def meta(checkpoint: Path) -> dict[str, Any]:
+        return dict(json.loads((checkpoint / "checkpoint.json").read_text())["meta"])
+
+    folder = Path(shutil.copytree(FOLDERS / "ppo", tmp_path / "run"))
+    resume("ppo", folder)
+    old, new = meta(FOLDERS / "ppo" / "checkpoints" / "640"), meta(folder / "checkpoints" / str(10 * STEPS))
+    assert new.keys() == old.keys() and new["tally"].keys() == old["tally"].keys()
+    assert new["placement"] == old["placement"] == "Anakin"
+    assert new["evaluation"].keys() >= old["evaluation"].keys()
