@@ -35,6 +35,7 @@ NIGHTLY = (
     "tests/engines/test_envs_on_ray.py",
     "tests/engines/test_parameter_server_on_ray.py",
     "tests/engines/test_replay_on_ray.py",
+    "tests/engines/test_launch.py::test_it_trains",
     # Products of agents and placements, of which tests/parity and tests/placements keep covering pairs.
     "tests/placements/test_numbers.py",
     "tests/placements/test_on_the_host.py",
