@@ -60,5 +60,5 @@ class Counting(podium.Placement):
 
 podium.agents.register("tempered", make, Config)
 placements.register("counting", Counting)
-if "own/Catch" not in podium.envs.names():
-    podium.envs.register("own/Catch", lambda rows=4: podium.envs.make("podium/Catch", rows=rows, columns=3))
+if "own/Grid" not in podium.envs.names():
+    podium.envs.register("own/Grid", lambda rows=4: podium.envs.make("podium/Catch", rows=rows, columns=3))

@@ -288,7 +288,7 @@ def test_a_run_in_an_environment_on_the_cpu_is_replayed_without_a_picture(capsys
     assert main(["evaluate", "run", "--episodes", "2", "--max-steps", "200"]) == 0
 
 
-OWN = ["--plugins", "plugin_of_own", "--agent", "tempered", "--env", "own/Catch", "--placement", "counting"]
+OWN = ["--plugins", "plugin_of_own", "--agent", "tempered", "--env", "own/Grid", "--placement", "counting"]
 
 
 def test_what_is_registered_from_outside_is_trained_with(capsys: pytest.CaptureFixture[str]) -> None:
@@ -297,14 +297,14 @@ def test_what_is_registered_from_outside_is_trained_with(capsys: pytest.CaptureF
     assert main(["train", *sizes, *OWN, *own, "--run-dir", "run", "--json"]) == 0
     out = capsys.readouterr().out
     summary = json.loads(out.splitlines()[-1])
-    assert "tempered" in out and "temper=2.0" in out and "own/Catch" in out
+    assert "tempered" in out and "temper=2.0" in out and "own/Grid" in out
 
     import plugin_of_own
 
     assert plugin_of_own.Counting(90, 0.25, True) in plugin_of_own.Counting.made
     record = json.loads(Path("run/config.json").read_text())["config"]
     assert record["agent"]["name"] == "tempered" and record["agent"]["config"]["temper"] == 2.0
-    for name, listed in (("tempered", "agents"), ("counting", "placements"), ("own/Catch", "environments")):
+    for name, listed in (("tempered", "agents"), ("counting", "placements"), ("own/Grid", "environments")):
         assert main(["list", listed]) == 0
         assert name in capsys.readouterr().out.splitlines()
     assert main(["evaluate", "run", "--episodes", "2"]) == 0, "the folder finds agent and environment again"
@@ -312,7 +312,7 @@ def test_what_is_registered_from_outside_is_trained_with(capsys: pytest.CaptureF
     config = {"hidden_sizes": (8,), "num_epochs": 1, "num_minibatches": 1, "temper": 2.0}
     result = podium.train(
         podium.agents.make("tempered", config),
-        "own/Catch",
+        "own/Grid",
         num_steps=128,
         num_envs=8,
         rollout_length=8,
