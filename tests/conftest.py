@@ -16,6 +16,8 @@ import pytest
 
 NUM_DEVICES = 8
 
+collect_ignore = ["plugin_of_own.py"]  # Looked through for doctests, it would register what it has in every test process.
+
 NIGHTLY = (
     # The emulator against ale-py, frame by frame: only what touches envs/atari can break it.
     "tests/atari/test_core.py",

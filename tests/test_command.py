@@ -140,7 +140,7 @@ def test_a_refused_command_says_why_in_one_sentence(
         (["--placement", "sebulba", "--seeds", "2"], "--seeds is no flag of the placement sebulba; anakin has it."),
         (["--sigma", "1"], "--sigma is no flag of the placement anakin; evolution has it."),
         (["--batch-size=3"], "of the agent ppo or the placement anakin; apex and dqn and central_inference have it."),
-        (["--agent", "dqn", "--gae-lambda", "1"], "--gae-lambda is no flag of the agent dqn; a2c and ppo"),
+        (["--agent", "dqn", "--gae-lambda", "1"], "--gae-lambda is no flag of the agent dqn; a2c"),
         (
             ["--agent.buffer-capacity", "8"],
             "--agent.buffer-capacity is no flag of the agent ppo; apex and dqn have it.",
