@@ -14,9 +14,9 @@ import numpy as np
 
 import podium
 from podium.agents import ppo
+from podium.devices import resolve_devices
 from podium.env import Env
 from podium.host import HostEnvFactory
-from podium.placement.compiled.devices import resolve_devices
 from podium.types import Array, PyTree
 
 FRAMES = 4

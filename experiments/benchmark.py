@@ -41,9 +41,9 @@ from podium import xla
 from podium.agent import Agent
 from podium.agents import dqn, ppo
 from podium.commands.console import guard, read_flags
+from podium.devices import request_cpu_threads
 from podium.env import auto_reset
 from podium.evaluate import make_evaluator
-from podium.placement.compiled.devices import request_cpu_threads
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec
 
 

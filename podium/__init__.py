@@ -2,6 +2,7 @@
 
 from podium import agents, distributed, envs, networks, placement, testing
 from podium.agent import Agent
+from podium.devices import request_cpu_threads, request_devices
 from podium.env import Env
 from podium.evaluate import Policy, evaluate
 from podium.host import HostEnv, HostEnvFactory
@@ -21,7 +22,6 @@ from podium.placement import (
     Sebulba,
     Single,
 )
-from podium.placement.compiled.devices import request_cpu_threads, request_devices
 from podium.planner import Comparison, plan
 from podium.train import train
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, TimeStep, Trajectory

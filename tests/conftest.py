@@ -16,7 +16,8 @@ import pytest
 
 NUM_DEVICES = 8
 
-collect_ignore = ["plugin_of_own.py"]  # Looked through for doctests, it would register what it has in every test process.
+# Looked through for doctests, it would register what it has in every test process.
+collect_ignore = ["plugin_of_own.py"]
 
 NIGHTLY = (
     # The emulator against ale-py, frame by frame: only what touches envs/atari can break it.

@@ -17,18 +17,27 @@ from jax.sharding import PartitionSpec as P
 
 from podium import distributed, episodes, keys
 from podium.agent import Agent
+from podium.devices import Devices, make_mesh, resolve_devices
 from podium.env import Env
 from podium.episodes import Ended
 from podium.host import HostEnvFactory
 from podium.learn import learn
 from podium.placement.actors.actor import make_acting
 from podium.placement.compiled.chunk import CompiledLoop
-from podium.placement.compiled.devices import Devices, make_mesh, resolve_devices
-from podium.placement.compiled.gradients import gradient_bytes
-from podium.placement.compiled.iteration import resolve_lanes, rollout_finite, start
-from podium.placement.compiled.rollouts import specs_of
-from podium.placement.contract import Asked, Placement, Program, RunState, Sizes
-from podium.placement.report import NEVER, Move, Report, Role, device_name, numbers
+from podium.placement.compiled.iteration import gradient_bytes, resolve_lanes, rollout_finite, specs_of, start
+from podium.placement.contract import (
+    NEVER,
+    Asked,
+    Move,
+    Placement,
+    Program,
+    Report,
+    Role,
+    RunState,
+    Sizes,
+    device_name,
+    numbers,
+)
 from podium.rollout import RolloutState, rollout
 from podium.types import Array, Key, Metrics, PyTree
 

@@ -15,13 +15,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium import distributed
-from podium.agent import Agent, check_fields, nearest_multiples
+from podium.agent import Agent, nearest_multiples
+from podium.agent import check_fields as check_fields
 from podium.env import Env
 from podium.host import HostEnvFactory
+from podium.placement.report import NEVER as NEVER
+from podium.placement.report import Move as Move
 from podium.placement.report import Report
+from podium.placement.report import Role as Role
+from podium.placement.report import device_name as device_name
+from podium.placement.report import nbytes as nbytes
+from podium.placement.report import numbers as numbers
 from podium.rollout import RolloutState
 from podium.tally import OF_EPISODES, Addition
-from podium.types import Array, Key, Metrics, PyTree
+from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
 
 ACTING: Mapping[str, Addition] = {
     **OF_EPISODES,
@@ -30,6 +37,9 @@ ACTING: Mapping[str, Addition] = {
     "inference_seconds": "sum",
 }
 """What is counted where actors play apart from the learner."""
+
+STATS = ("episodes", "episode_return_sum", "episode_length_sum", "valid_steps", "env_seconds", "inference_seconds")
+"""What an actor counts in a rollout."""
 
 EPISODES_RESTART = "episodes restart (environments on the CPU save no state)"
 """What resuming loses where environments stand outside the state of a run."""
@@ -76,6 +86,156 @@ class Asked(NamedTuple):
     seeds: int
     num_lanes: int | None
     max_updates: int
+
+
+class Rollout(NamedTuple):
+    """T steps of E environments as they travel: the fields of a `Trajectory`, but for `obs` and `next_obs`.
+
+    Where environments reset in the NEXT step, what follows a step is the true next observation, also at an end: then
+    `obs` is [T + 1, E, ...] and `next_obs` None, so that no observation travels twice.
+    """
+
+    obs: PyTree
+    action: Any
+    reward: Any
+    terminated: Any
+    truncated: Any
+    next_obs: PyTree | None
+    first: Any
+    extras: PyTree
+    carry: PyTree
+    end_carry: PyTree
+    policy_version: Any
+    valid: Any | None
+
+    def trajectory(self) -> Trajectory:
+        """Return the rollout with its `next_obs`."""
+        if self.next_obs is not None:
+            return Trajectory(*self)
+        before, after = jax.tree.map(lambda x: x[:-1], self.obs), jax.tree.map(lambda x: x[1:], self.obs)
+        return Trajectory(*self._replace(obs=before, next_obs=after))
+
+
+class Experience(NamedTuple):
+    """A rollout [T, E, ...] of one actor.
+
+    Attributes:
+      rollout: on the actor's device; None where only its statistics have come.
+      version: updates behind the parameters that acted.
+      stats: counts and seconds, to be added up.
+      maxima: numbers of which the largest counts.
+    """
+
+    rollout: Rollout | None
+    version: int
+    stats: dict[str, float]
+    maxima: dict[str, float] = {}
+
+
+Following = Callable[[], PyTree | None]
+"""Returns the parameters that the next rollout will be played with, or None where they are not known yet."""
+
+
+def nothing_yet() -> None:
+    """Return None: a `Following` that lets no rollout begin before the one before it has ended."""
+
+
+class Actor(Protocol):
+    """Some environments, and the compiled functions that act in them.
+
+    Attributes:
+      standing: where the environments stand, a `RolloutState` that may be replaced; `()` for those on the host.
+    """
+
+    standing: Any
+
+    def play(
+        self,
+        params: PyTree,
+        version: int,
+        iteration: int,
+        heartbeat: Callable[[], None],
+        following: Following = nothing_yet,
+    ) -> Experience:
+        """Play one rollout.
+
+        Args:
+          params: to act with.
+          version: updates behind them.
+          iteration: number of this rollout, from which its keys derive.
+          heartbeat: called after every step, or once where all steps are one; may raise, and the rollout is lost.
+          following: asked towards the end, by an actor that can let the next rollout begin while this one ends.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release the environments; may be called twice."""
+        ...
+
+
+MakeActor = Callable[..., Actor]
+"""`(run_key, seed, first_index, standing=None) -> Actor`: of the environments numbered from `first_index` on.
+
+They start from `seed`, or stand where `standing` says.
+"""
+
+
+class Acting(Protocol):
+    """How an actor acts in environments of one kind, fused with them or on the host: functions, and what compiles them.
+
+    Attributes:
+      agent: that acts.
+      env: that it acts in.
+      num_envs: environments of one actor, E.
+      length: steps of a rollout, T.
+      on_host: whether the environments run on the CPU, outside the state of a run.
+    """
+
+    @property
+    def agent(self) -> Agent: ...  # noqa: D102
+
+    @property
+    def env(self) -> Any: ...  # noqa: D102
+
+    @property
+    def num_envs(self) -> int: ...  # noqa: D102
+
+    @property
+    def length(self) -> int: ...  # noqa: D102
+
+    @property
+    def on_host(self) -> bool: ...  # noqa: D102
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What describes an environment."""
+        ...
+
+    def begin(self, key: Key, index: Array) -> RolloutState | tuple[()]:
+        """Return where environments numbered `index` [B] stand at the start; `()` where they are outside the state."""
+        ...
+
+    def shapes(self, length: int, num_envs: int) -> Rollout:
+        """Return the shapes of a rollout of so many steps and environments."""
+        ...
+
+    def compile(self, params: PyTree, device: jax.Device, keeps: bool = False) -> Callable[..., Any]:
+        """Compile for a device, and return what makes actors there; see `MakeActor`.
+
+        Args:
+          params: shapes of the parameters that act.
+          device: that acts.
+          keeps: whether playing leaves where the environments stood as it was, because it may be repeated.
+        """
+        ...
+
+    def in_python(self, params: PyTree, device: jax.Device) -> Callable[..., Any]:
+        """Return what makes actors whose loops are Python's, to be read along."""
+        ...
+
+    def bytes_moved(self, params: PyTree, num_envs: int) -> dict[str, int]:
+        """Return what goes up to the device and comes down from it in a rollout of so many environments."""
+        ...
 
 
 class Loop(Protocol):
@@ -316,22 +476,3 @@ def check_divides(num_envs: int, number: int, what: str, unit: int | None = None
     if num_envs % number:
         use = nearest_multiples(num_envs, unit or number)
         raise ValueError(f"num_envs={num_envs} is not divisible by {what}; use {use}.")
-
-
-__all__ = [
-    "ACTING",
-    "EPISODES_RESTART",
-    "Addition",
-    "Asked",
-    "Loop",
-    "Placement",
-    "Program",
-    "RunState",
-    "Sizes",
-    "adopt",
-    "check_divides",
-    "check_fields",
-    "check_positive",
-    "put_like",
-    "update_count",
-]

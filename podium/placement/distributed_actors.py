@@ -21,38 +21,39 @@ import numpy as np
 
 from podium import keys
 from podium.agent import Agent
+from podium.devices import Devices, resolve_apart, resolve_devices, share_devices
 from podium.env import Env
 from podium.host import HostEnvFactory
 from podium.placement.actors.actor import make_acting
-from podium.placement.actors.experience import STATS, Experience
 from podium.placement.actors.loop import ActorLearnerLoop
 from podium.placement.actors.pool import ADDITIONS, ActorPool, account
-from podium.placement.compiled.devices import Devices, resolve_apart, resolve_devices, share_devices
-from podium.placement.compiled.iteration import all_finite, params_shapes, plan_shapes, resolve_lanes
+from podium.placement.compiled.iteration import all_finite, join, params_shapes, plan_shapes, resolve_lanes
 from podium.placement.compiled.learner import learner_of, learning_bytes
 from podium.placement.compiled.minibatches import MinibatchSteps, observer_of
-from podium.placement.compiled.rollouts import Acting, Rollout, join
 from podium.placement.contract import (
     EPISODES_RESTART,
+    STATS,
+    Acting,
     Asked,
+    Experience,
+    Move,
     Placement,
     Program,
+    Report,
+    Role,
+    Rollout,
     Sizes,
     check_divides,
     check_fields,
+    device_name,
+    nbytes,
+    numbers,
 )
 from podium.placement.remote.actors import RemoteActor
 from podium.placement.remote.engine import Engine, resolve_engine
 from podium.placement.remote.replay import ReplayFunctions, ReplayServer
-from podium.placement.report import Move, Report, Role, device_name, nbytes, numbers
 from podium.placement.threads.rate_limiter import RateLimiter
-from podium.placement.threads.supervision import (
-    ActorError,
-    Heartbeat,
-    SupervisedThread,
-    Supervisor,
-    end_threads,
-)
+from podium.placement.threads.supervision import ActorError, Heartbeat, SupervisedThread, Supervisor, end_threads
 from podium.types import Key, Metrics, PyTree
 
 

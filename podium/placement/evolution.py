@@ -23,15 +23,28 @@ from jax.sharding import PartitionSpec as P
 
 from podium import distributed, keys
 from podium.agent import Agent, nearest_multiples, policy_leaves
+from podium.devices import Devices, make_mesh, resolve_devices
 from podium.env import Env
 from podium.evaluate import Episodes, make_evaluator
 from podium.host import HostEnvFactory
 from podium.placement.actors.host import HostActing, Rows
 from podium.placement.compiled.chunk import CompiledLoop
-from podium.placement.compiled.devices import Devices, make_mesh, resolve_devices
 from podium.placement.compiled.iteration import chunk_finite, run_once
-from podium.placement.contract import OF_EPISODES, Addition, Asked, Placement, Program, Sizes, check_fields
-from podium.placement.report import NEVER, Move, Report, Role, device_name, nbytes
+from podium.placement.contract import (
+    NEVER,
+    OF_EPISODES,
+    Addition,
+    Asked,
+    Move,
+    Placement,
+    Program,
+    Report,
+    Role,
+    Sizes,
+    check_fields,
+    device_name,
+    nbytes,
+)
 from podium.placement.threads.supervision import Heartbeat, supervise
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree
 

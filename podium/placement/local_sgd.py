@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from podium import distributed, episodes, keys
 from podium.agent import Agent
+from podium.devices import Devices, make_mesh, resolve_devices
 from podium.env import Env
 from podium.host import HostEnvFactory
 from podium.learn import learn_from, prepare
@@ -25,28 +26,34 @@ from podium.placement.actors.actor import make_acting
 from podium.placement.actors.loop import ActorLearnerLoop
 from podium.placement.actors.pool import ADDITIONS, ActorPool
 from podium.placement.compiled.chunk import CompiledLoop
-from podium.placement.compiled.devices import Devices, make_mesh, resolve_devices
 from podium.placement.compiled.iteration import (
     chunk_finite,
     empty_replay,
+    map_envs,
     params_shapes,
     resolve_lanes,
     rollout_finite,
+    specs_of,
 )
 from podium.placement.compiled.learner import Learner
-from podium.placement.compiled.rollouts import Acting, map_envs, specs_of
 from podium.placement.contract import (
     EPISODES_RESTART,
+    Acting,
     Asked,
     Loop,
+    Move,
     Placement,
     Program,
+    Report,
+    Role,
     Sizes,
     adopt,
     check_divides,
     check_fields,
+    device_name,
+    nbytes,
+    numbers,
 )
-from podium.placement.report import Move, Report, Role, device_name, nbytes, numbers
 from podium.rollout import RolloutState
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 

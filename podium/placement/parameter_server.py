@@ -22,12 +22,17 @@ from jax.sharding import SingleDeviceSharding
 
 from podium import keys
 from podium.agent import Agent
+from podium.devices import Devices, at, jit, resolve_devices
 from podium.env import Env
 from podium.host import HostEnvFactory
 from podium.placement.actors.actor import make_acting
-from podium.placement.actors.gradients import GradientActor, Played, compile_functions, make_gradient_actor
-from podium.placement.compiled.devices import Devices, at, jit, resolve_devices
-from podium.placement.compiled.gradients import GradientFunctions
+from podium.placement.actors.gradients import (
+    GradientActor,
+    GradientFunctions,
+    Played,
+    compile_functions,
+    make_gradient_actor,
+)
 from podium.placement.compiled.iteration import (
     all_finite,
     empty_replay,
@@ -36,22 +41,27 @@ from podium.placement.compiled.iteration import (
     resolve_lanes,
     run_once,
 )
-from podium.placement.compiled.rollouts import Rollout
 from podium.placement.contract import (
     ACTING,
     EPISODES_RESTART,
     Addition,
     Asked,
+    Move,
     Placement,
     Program,
+    Report,
+    Role,
+    Rollout,
     RunState,
     Sizes,
     check_divides,
     check_fields,
+    device_name,
+    nbytes,
+    numbers,
     update_count,
 )
 from podium.placement.remote.engine import Engine, Handle, LostError, resolve_engine
-from podium.placement.report import Move, Report, Role, device_name, nbytes, numbers
 from podium.placement.threads.supervision import (
     POLL_SECONDS,
     FatalError,

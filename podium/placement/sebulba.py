@@ -15,26 +15,29 @@ import jax
 
 from podium import distributed
 from podium.agent import Agent
+from podium.devices import Devices, resolve_apart, share_devices
 from podium.env import Env
 from podium.host import HostEnvFactory, on_host
 from podium.placement.actors.host import HostActing
 from podium.placement.actors.loop import ActorLearnerLoop
 from podium.placement.actors.pool import ADDITIONS, ActorPool
-from podium.placement.compiled.devices import Devices, resolve_apart, share_devices
 from podium.placement.compiled.iteration import params_shapes, resolve_lanes
 from podium.placement.compiled.learner import learner_of, learning_bytes
 from podium.placement.contract import (
     EPISODES_RESTART,
     Asked,
+    Move,
     Placement,
     Program,
+    Report,
+    Role,
     Sizes,
     check_divides,
     check_fields,
+    device_name,
+    numbers,
 )
-from podium.placement.remote.engine import Engine
-from podium.placement.remote.envs import place_envs
-from podium.placement.report import Move, Report, Role, device_name, numbers
+from podium.placement.remote.envs import Engine, place_envs
 from podium.types import Metrics
 
 

@@ -22,7 +22,6 @@ from podium.env import Env
 from podium.host import HostEnvFactory
 from podium.learn import PYTHON, learn
 from podium.placement.actors.actor import make_acting
-from podium.placement.actors.experience import Actor, MakeActor
 from podium.placement.compiled.iteration import (
     chunk_finite,
     episode_seed,
@@ -31,19 +30,25 @@ from podium.placement.compiled.iteration import (
     rollout_finite,
     start,
 )
-from podium.placement.compiled.rollouts import Acting
 from podium.placement.contract import (
     ACTING,
     EPISODES_RESTART,
+    NEVER,
+    Acting,
+    Actor,
     Asked,
+    MakeActor,
+    Move,
     Placement,
     Program,
+    Report,
+    Role,
     RunState,
     Sizes,
     check_fields,
+    device_name,
     update_count,
 )
-from podium.placement.report import NEVER, Move, Report, Role, device_name
 from podium.placement.threads.supervision import supervise
 from podium.types import Metrics
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from podium import placement as registry
 from podium.agent import Agent
+from podium.devices import resolve_devices
 from podium.env import Env
 from podium.host import HostEnvFactory
-from podium.placement.compiled.devices import resolve_devices
 from podium.placement.contract import Placement, Program, check_positive
 from podium.planner.race import FINAL, HALF, MOST_UPDATES, Outcome, race
 from podium.train import resolve_env, usual_length

@@ -20,7 +20,7 @@ from podium.agents import apex, dqn, impala, ppo
 from podium.env import auto_reset
 from podium.envs import native
 from podium.learn import learn
-from podium.placement.actors.fused import FusedActing
+from podium.placement.actors.actor import FusedActing
 from podium.placement.compiled.iteration import start
 from podium.rollout import begin, rollout
 

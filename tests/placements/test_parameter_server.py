@@ -22,9 +22,8 @@ from podium.agent import Agent
 from podium.agents import a2c, dqn, impala, ppo
 from podium.env import Env
 from podium.placement.actors.actor import make_acting
-from podium.placement.compiled.gradients import GradientFunctions
-from podium.placement.compiled.iteration import all_finite
-from podium.placement.compiled.rollouts import zeros
+from podium.placement.actors.gradients import GradientFunctions
+from podium.placement.compiled.iteration import all_finite, zeros
 from podium.placement.contract import Sizes
 from podium.placement.parameter_server import Applied, Server
 from podium.placement.threads.supervision import ActorError

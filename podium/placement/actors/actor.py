@@ -1,13 +1,145 @@
-"""How an agent acts in an environment of either kind: the one place that asks which kind it is."""
+"""How an agent acts in an environment of either kind, the one place that asks which; actors of pure environments.
+
+A whole rollout in a pure environment is one compiled program; those on the CPU are in `actors.host`.
+"""
 
 from __future__ import annotations
 
-from podium.agent import Agent
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podium import episodes, keys
+from podium.agent import Agent, fresh_carry
+from podium.devices import at, jit
 from podium.env import Env, auto_reset
 from podium.host import HostEnvFactory
-from podium.placement.actors.fused import FusedActing
+from podium.learn import python_scan
 from podium.placement.actors.host import HostActing
-from podium.placement.compiled.rollouts import Acting
+from podium.placement.compiled.iteration import scaled
+from podium.placement.contract import STATS, Acting, Experience, Following, MakeActor, Rollout, nothing_yet
+from podium.placement.threads.supervision import Heartbeat
+from podium.rollout import RolloutState, begin, rollout
+from podium.types import Array, EnvSpec, Key, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedActing:
+    """The functions of an actor of `num_envs` pure environments, which reset themselves; T = `length` steps."""
+
+    agent: Agent
+    env: Env
+    num_envs: int
+    length: int
+    on_host: ClassVar[bool] = False
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What describes an environment."""
+        return self.env.spec
+
+    def begin(self, key: Key, index: Array) -> RolloutState:
+        """Reset the environments numbered `index` [B]; `key` is that of all environments of a run."""
+        return begin(key, self.env, index, fresh_carry(self.agent, self.spec, index))
+
+    def play(
+        self,
+        run_key: Key,
+        iteration: Array,
+        params: PyTree,
+        state: RolloutState,
+        version: Array,
+        fold: Callable[..., Any] = jax.lax.scan,
+    ) -> tuple[RolloutState, Rollout, dict[str, Array]]:
+        """Play a rollout, and count."""
+        key = keys.iteration(run_key, iteration).rollout
+        state, trajectory, ended = rollout(key, self.agent, self.env, params, state, self.length, version, fold)
+        valid = trajectory.reward.size if trajectory.valid is None else jnp.sum(trajectory.valid)
+        stats = {**episodes.summarize(ended), "valid_steps": jnp.asarray(valid, jnp.float32)}
+        return state, Rollout(*trajectory), stats
+
+    def shapes(self, length: int, num_envs: int) -> Rollout:
+        """Return the shapes of a rollout of so many steps and environments."""
+
+        def play(key: Key) -> Rollout:
+            one, number = dataclasses.replace(self, num_envs=1, length=1), jnp.zeros((), jnp.int32)
+            params, state = self.agent.actor(self.agent.init(key, self.spec)), self.begin(key, jnp.arange(1))
+            return one.play(key, number, params, state, number)[1]
+
+        return scaled(jax.eval_shape(play, jax.random.key(0)), length, num_envs)
+
+    def compile(self, params: PyTree, device: jax.Device, keeps: bool = False) -> MakeActor:
+        """Compile for a device, and return what makes actors there.
+
+        Args:
+          params: shapes of the parameters that act.
+          device: that acts.
+          keeps: whether playing leaves where the environments stood as it was, because it may be repeated.
+        """
+        number, key = jax.ShapeDtypeStruct((), np.int32), jax.eval_shape(lambda: jax.random.key(0))
+        start = lambda seed, first_index: self.begin(keys.roots(seed).env, first_index + jnp.arange(self.num_envs))
+        state = jax.eval_shape(start, key, number)
+        play = jit(self.play, device, () if keeps else (3,)).lower(*at((key, number, params, state, number), device))
+        compiled, begin = play.compile(), jit(start, device)
+
+        def make(run_key: Key, seed: int, first_index: int, standing: Any = None) -> FusedActor:
+            if standing is None:
+                standing = begin(jax.random.key(seed), np.int32(first_index))
+            return FusedActor(compiled, run_key, standing)
+
+        return make
+
+    def in_python(self, params: PyTree, device: jax.Device) -> MakeActor:
+        """Return what makes actors whose loops are Python's: every function is compiled alone, when first used."""
+        env = self.env._replace(reset=jax.jit(self.env.reset), step=jax.jit(self.env.step))
+        agent = self.agent._replace(act=jax.jit(self.agent.act, static_argnums=5))
+        play = functools.partial(dataclasses.replace(self, agent=agent, env=env).play, fold=python_scan)
+        return lambda run_key, seed, first_index, standing: FusedActor(play, run_key, standing)
+
+    def bytes_moved(self, params: PyTree, num_envs: int) -> dict[str, int]:
+        """Return what goes up to the device and comes down from it in a rollout: nothing."""
+        return {}
+
+
+class FusedActor:
+    """An `Actor` of pure environments.
+
+    Args:
+      play: `FusedActing.play`, compiled or not.
+      run_key: of the run.
+      standing: where the environments stand.
+    """
+
+    def __init__(self, play: Callable[..., Any], run_key: Key, standing: RolloutState):
+        self.standing = standing
+        self._play, self._run_key = play, run_key
+
+    def play(
+        self,
+        params: PyTree,
+        version: int,
+        iteration: int,
+        heartbeat: Heartbeat,
+        following: Following = nothing_yet,
+    ) -> Experience:
+        """Play one rollout; see `Actor.play`. What acting takes is part of `env_seconds`: all is one program."""
+        began = time.perf_counter()
+        self.standing, rollout, counts = self._play(
+            self._run_key, np.int32(iteration), params, self.standing, np.int32(version)
+        )
+        stats = dict.fromkeys(STATS, 0.0) | {name: float(x) for name, x in jax.device_get(counts).items()}
+        stats["env_seconds"] = time.perf_counter() - began
+        heartbeat()
+        return Experience(jax.block_until_ready(rollout), version, stats)
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to release."""
 
 
 def make_acting(agent: Agent, env: Env | HostEnvFactory, num_envs: int, length: int, groups: int = 1) -> Acting:

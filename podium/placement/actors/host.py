@@ -15,11 +15,10 @@ import numpy as np
 
 from podium import keys
 from podium.agent import Agent, fresh_carry
+from podium.devices import at, jit
 from podium.host import HostEnv, HostEnvFactory
-from podium.placement.actors.experience import STATS, Experience, Following, MakeActor, nothing_yet
-from podium.placement.compiled.devices import at, jit
-from podium.placement.compiled.rollouts import Rollout, scaled
-from podium.placement.report import nbytes
+from podium.placement.compiled.iteration import scaled
+from podium.placement.contract import STATS, Experience, Following, MakeActor, Rollout, nbytes, nothing_yet
 from podium.placement.threads.supervision import Heartbeat, run_together
 from podium.types import Array, EnvSpec, Key, PyTree, TimeStep
 

@@ -22,14 +22,12 @@ import numpy as np
 
 from podium import xla
 from podium.agent import fresh_carry
-from podium.placement.actors.experience import STATS, Experience, seed_after
+from podium.devices import at, jit
 from podium.placement.actors.host import EnvBatch, HostActing, rows_of
 from podium.placement.actors.pool import ADDITIONS as POOL_ADDITIONS
 from podium.placement.actors.pool import Batch, Progress, account, persist, take_fresh
-from podium.placement.compiled.devices import at, jit
-from podium.placement.compiled.rollouts import Rollout, map_envs
-from podium.placement.contract import Addition
-from podium.placement.report import nbytes
+from podium.placement.compiled.iteration import map_envs, seed_after
+from podium.placement.contract import STATS, Addition, Experience, Rollout, nbytes
 from podium.placement.threads.channels import LatestParams, take
 from podium.placement.threads.supervision import (
     POLL_SECONDS,

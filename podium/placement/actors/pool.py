@@ -14,9 +14,8 @@ import jax
 import numpy as np
 
 from podium import distributed
-from podium.placement.actors.experience import Actor, Experience, seed_after
-from podium.placement.compiled.rollouts import Rollout
-from podium.placement.contract import ACTING, Addition
+from podium.placement.compiled.iteration import seed_after
+from podium.placement.contract import ACTING, Actor, Addition, Experience, Rollout
 from podium.placement.threads.channels import LatestParams, put, take
 from podium.placement.threads.supervision import (
     FatalError,

@@ -1,19 +1,32 @@
-"""One iteration as pure functions: how a run starts, which lanes it has, and whether its numbers are finite."""
+"""One iteration as pure functions: how a run starts, which lanes it has, whether its numbers are finite, its shapes.
+
+Also how rollouts lie along a mesh, are cut and joined.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from podium import keys
 from podium.agent import Agent, Plan
-from podium.learn import choose_lanes, num_updates, plan_divides, why_not_divides
-from podium.placement.compiled.rollouts import Acting, zeros
-from podium.placement.contract import RunState, Sizes
+from podium.learn import (
+    Prepared,
+    choose_lanes,
+    gradient,
+    num_gradients,
+    num_updates,
+    plan_divides,
+    prepare,
+    why_not_divides,
+)
+from podium.placement.contract import Acting, Rollout, RunState, Sizes, nbytes
 from podium.types import Array, EnvSpec, Key, PyTree, Trajectory
 
 SMALL = 2**16
@@ -119,3 +132,82 @@ def all_finite(tree: PyTree) -> Array:
 
 def _floating(tree: PyTree) -> list[Array]:
     return [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+
+
+def prepared_shapes(acting: Acting, sizes: Sizes, state: PyTree, replay: PyTree) -> Prepared:
+    """Return the shapes of what the gradients of an iteration are taken from; shapes will do for the arguments."""
+
+    def prepared(key: Key, state: PyTree, replay: PyTree) -> Prepared:
+        trajectory = zeros(acting.shapes(sizes.rollout_length, sizes.num_envs)).trajectory()
+        return prepare(key, acting.agent, state, replay, trajectory, sizes.num_lanes)
+
+    return jax.eval_shape(prepared, jax.random.key(0), state, replay)
+
+
+def gradient_shapes(agent: Agent, state: PyTree, prepared: Prepared) -> PyTree:
+    """Return the shapes of one gradient."""
+    return jax.eval_shape(lambda state, prepared: gradient(agent, state, prepared, 0).grads, state, prepared)
+
+
+def gradient_bytes(acting: Acting, sizes: Sizes, state: PyTree, replay: PyTree) -> int:
+    """Return the bytes of all gradients of an update, of one seed; shapes will do for `state` and `replay`."""
+    prepared: Any = prepared_shapes(acting, sizes, state, replay)
+    return nbytes(gradient_shapes(acting.agent, state, prepared)) * num_gradients(acting.agent, prepared)
+
+
+R = TypeVar("R", Rollout, Trajectory)
+
+
+def map_envs(function: Callable[..., Any], *rollouts: R) -> R:
+    """Map `function(axis of the environments, *leaves)` over rollouts; the version stays the first one's."""
+    fields = {}
+    for name in rollouts[0]._fields:
+        axis = 0 if name in ("carry", "end_carry") else 1
+        values = [getattr(rollout, name) for rollout in rollouts]
+        fields[name] = values[0] if name == "policy_version" else jax.tree.map(partial(function, axis), *values)
+    return type(rollouts[0])(**fields)
+
+
+def specs_of(axis: str) -> Trajectory:
+    """Return how a trajectory lies along the mesh axis that holds the environments; a prefix of its tree."""
+    rows: Any = P(None, axis)
+    by_env: Any = P(axis)
+    once: Any = P()
+    return Trajectory(*(rows,) * 8, carry=by_env, end_carry=by_env, policy_version=once, valid=rows)
+
+
+def scaled(rollout: Rollout, length: int, num_envs: int) -> Rollout:
+    """Return the shapes of a rollout of so many steps and environments, given those of one step of one environment."""
+
+    def scale(axis: int, x: Any) -> jax.ShapeDtypeStruct:
+        # One row more than steps stays one row more.
+        lead = (num_envs,) if axis == 0 else (length + x.shape[0] - 1, num_envs)
+        return jax.ShapeDtypeStruct((*lead, *x.shape[axis + 1 :]), x.dtype)
+
+    return map_envs(scale, rollout)
+
+
+def zeros(shapes: PyTree) -> Any:
+    """Return zeros of these shapes."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+
+def _cut(rollout: Rollout, low: int, high: int) -> Rollout:
+    return map_envs(lambda axis, x: jax.lax.slice_in_dim(x, low, high, axis=axis), rollout)
+
+
+def _join(rollouts: list[Rollout]) -> Rollout:
+    versions = jnp.stack([rollout.policy_version for rollout in rollouts])
+    return map_envs(lambda axis, *x: jnp.concatenate(x, axis), *rollouts)._replace(policy_version=versions.min())
+
+
+cut: Callable[..., Rollout] = jax.jit(_cut, static_argnums=(1, 2))
+"""`(rollout, low, high) -> Rollout` of the environments from `low` up to `high`."""
+
+join: Callable[..., Rollout] = jax.jit(_join)
+"""`(rollouts) -> Rollout` of the environments of all, in their order, with the oldest version."""
+
+
+def seed_after(seed: int, failures: int) -> int:
+    """Return the seed of what is made anew: after a failure episodes are others than those before it."""
+    return (seed + failures * 0x9E3779B1) % 2**31

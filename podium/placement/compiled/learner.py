@@ -14,14 +14,21 @@ from jax.sharding import PartitionSpec as P
 
 from podium import distributed, keys, xla
 from podium.agent import Agent
+from podium.devices import make_mesh
 from podium.learn import learn
 from podium.networks import batch_over
-from podium.placement.compiled.devices import make_mesh
-from podium.placement.compiled.gradients import gradient_bytes
-from podium.placement.compiled.iteration import chunk_finite, empty_replay, params_shapes, rollout_finite, run_once
-from podium.placement.compiled.rollouts import Acting, Rollout, cut, join, map_envs
-from podium.placement.contract import RunState, Sizes
-from podium.placement.report import nbytes
+from podium.placement.compiled.iteration import (
+    chunk_finite,
+    cut,
+    empty_replay,
+    gradient_bytes,
+    join,
+    map_envs,
+    params_shapes,
+    rollout_finite,
+    run_once,
+)
+from podium.placement.contract import Acting, Rollout, RunState, Sizes, nbytes
 from podium.types import Key, Metrics, PyTree, Trajectory
 
 

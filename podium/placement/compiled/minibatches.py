@@ -12,12 +12,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from podium import xla
+from podium.devices import jit
 from podium.networks import batch_over
-from podium.placement.compiled.devices import jit
 from podium.placement.compiled.iteration import rollout_finite
 from podium.placement.compiled.learner import Learner, start_apart
-from podium.placement.compiled.rollouts import Acting, Rollout
-from podium.placement.contract import RunState, Sizes
+from podium.placement.contract import Acting, Rollout, RunState, Sizes
 from podium.types import Key, Metrics, PyTree, Trajectory
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import jax
 
-from podium.placement.actors.experience import Actor, Experience, Following, nothing_yet
 from podium.placement.compiled.iteration import params_shapes
-from podium.placement.compiled.rollouts import Acting
+from podium.placement.contract import Acting, Actor, Experience, Following, nothing_yet
 from podium.placement.remote.engine import Engine, Handle, within
 from podium.placement.threads.supervision import Heartbeat
 from podium.types import Key, PyTree

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from podium.agent import Agent, Replay
+from podium.devices import jit
 from podium.learn import num_updates
-from podium.placement.compiled.devices import jit
 from podium.placement.compiled.iteration import replay_of
 from podium.placement.contract import Sizes
 from podium.placement.remote.engine import Engine, FragmentError, LostError, Reply, within
