@@ -13,10 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import podium
+from podium import Env, HostEnvFactory
 from podium.agents import ppo
 from podium.devices import resolve_devices
-from podium.env import Env
-from podium.host import HostEnvFactory
 from podium.types import Array, PyTree
 
 FRAMES = 4

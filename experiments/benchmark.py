@@ -37,14 +37,12 @@ import sebulba_rate
 import tyro
 
 import podium
-from podium import xla
-from podium.agent import Agent
+from podium import Agent, ArraySpec, DiscreteSpec, EnvSpec, request_cpu_threads, xla
 from podium.agents import dqn, ppo
 from podium.commands.console import guard, read_flags
-from podium.devices import request_cpu_threads
 from podium.env import auto_reset
 from podium.evaluate import make_evaluator
-from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec
+from podium.types import Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,9 @@ import numpy as np
 import optax
 
 import podium
+from podium import Env, Program
 from podium.agents import ppo
-from podium.env import Env
 from podium.evaluate import longest_episode, make_evaluator
-from podium.placement.contract import Program
 from podium.placement.evolution import Strategy
 from podium.types import Key
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import podium
-from podium.agent import Agent
+from podium import Agent, Placement, Program
 from podium.agents import a2c, apex, dqn, impala, ppo
 from podium.commands.console import guard, read_flags
 from podium.files import write_json
-from podium.placement import PLACEMENTS, Placement, Program, find
+from podium.placement import PLACEMENTS, find
 
 IDLE = ("actor_idle", "learner_idle", "worker_idle", "server_idle")
 OPTIMA = {"podium/Catch": 1.0, "CartPole-v1": 500.0}

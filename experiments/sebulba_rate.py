@@ -16,10 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import podium
-from podium import vision
+from podium import DiscreteSpec, HostEnv, HostEnvFactory, vision
 from podium.agents import impala, ppo
-from podium.host import HostEnv, HostEnvFactory
-from podium.types import Array, DiscreteSpec
+from podium.types import Array
 
 WARM_UP = 4
 """Updates that are not counted."""

@@ -166,10 +166,10 @@ def on_host(env: Env) -> HostEnvFactory:
     They are stepped by a compiled program of their own, on the first device. A way to test and to compare placements.
     """
     env = auto_reset(env)
-    reset = jax.jit(lambda env_keys, time: jax.vmap(env.reset)(keys.at_time(env_keys, time)))
-    step = jax.jit(
-        lambda env_keys, time, state, action: jax.vmap(env.step)(keys.at_time(env_keys, time), state, action)
-    )
+    # The time is one number for all: on the host it costs nothing to count.
+    at = lambda env_keys, time: keys.at_time(env_keys, jnp.broadcast_to(time, env_keys.shape))
+    reset = jax.jit(lambda env_keys, time: jax.vmap(env.reset)(at(env_keys, time)))
+    step = jax.jit(lambda env_keys, time, state, action: jax.vmap(env.step)(at(env_keys, time), state, action))
 
     def make(num_envs: int, seed: int, first_index: int) -> HostEnv:
         return _OnHost(env.spec, reset, step, num_envs, seed, first_index)
@@ -193,18 +193,18 @@ class _OnHost(CheckedHostEnv):
         self._run_reset, self._run_step = reset, step
         index = first_index + jnp.arange(num_envs)
         self._keys = keys.environment_keys(keys.roots(jax.random.key(seed)).env, index)
-        self._time = jnp.zeros(num_envs, jnp.uint32)
+        self._time = 0
         self._state: PyTree = None
         self._sent: Any = None
 
     def _reset(self) -> TimeStep:
-        self._state, timestep = self._run_reset(self._keys, self._time)
-        self._time += 1
+        self._state, timestep = self._run_reset(self._keys, np.uint32(self._time))
+        self._time = (self._time + 1) % 2**32
         return _fetch(timestep)
 
     def _send(self, action: np.ndarray) -> None:
-        self._sent = self._run_step(self._keys, self._time, self._state, action)
-        self._time += 1
+        self._sent = self._run_step(self._keys, np.uint32(self._time), self._state, action)
+        self._time = (self._time + 1) % 2**32
 
     def _recv(self) -> TimeStep:
         self._state, timestep = self._sent
