@@ -99,13 +99,9 @@ class Evolution(Placement):
 
     def program(self, agent: Agent, env: Env | HostEnvFactory, asked: Asked) -> Program:
         """Return the program; see `Placement.program`. Nothing is shuffled, in no lanes."""
-        num_envs, rollout_length = asked.num_envs, asked.rollout_length
-        check_fields(
-            self,
-            positive=("sigma", "learning_rate", "actor_timeout"),
-            not_negative=("weight_decay",),
-            counts=("episodes", "members_at_once"),
-        )
+        num_envs = asked.num_envs
+        counts, positive = ("episodes", "members_at_once"), ("sigma", "learning_rate", "actor_timeout")
+        check_fields(self, counts=counts, positive=positive, not_negative=("weight_decay",))
         devices = resolve_devices(self.devices)
         unit = 2 * self.episodes * len(devices)
         if num_envs % unit:
@@ -113,12 +109,11 @@ class Evolution(Placement):
                 f"num_envs={num_envs} is not divisible by {unit}, two members of a pair times episodes={self.episodes} "
                 f"times devices={len(devices)}; use {nearest_multiples(num_envs, unit)}."
             )
-        sizes, strategy = Sizes(num_envs, rollout_length, 1, 1), self.strategy(agent, env.spec)
+        sizes, strategy = Sizes(num_envs, asked.rollout_length, 1, 1), self.strategy(agent, env.spec)
         members, mesh = num_envs // self.episodes, make_mesh(devices, "member")
         share = members // len(devices)
         block = self.pairs_at_once(strategy.size, share, devices[0])
-        loop: CompiledLoop | HostLoop
-        moves: Callable[[], dict[str, int]]
+        loop: Any
         if isinstance(env, HostEnvFactory):
             if (processes := distributed.num_processes()) > 1:
                 raise ValueError(
@@ -126,16 +121,13 @@ class Evolution(Placement):
                 )
             every = dataclasses.replace(self, members_at_once=self.members_at_once or share)
             at_once = every.pairs_at_once(strategy.size, share, devices[0]) * len(devices)
-            layout, loop = "HostEvolution", HostLoop(strategy, env, sizes, mesh, block, at_once)
-            moves = partial(_host_moves, HostActing(agent, env, num_envs, 1), rollout_length, members)
+            loop = HostLoop(strategy, env, sizes, mesh, block, at_once)
+            layout, moves = "HostEvolution", loop.moves
         else:
             iterate = partial(generation, fused_play(strategy, env, sizes, mesh, block), partial(strategy.learn, block))
             everywhere = partial(jax.tree.map, lambda x: P())
-            layout, loop = (
-                "Evolution",
-                CompiledLoop(strategy.start, everywhere, iterate, mesh, sizes, asked.max_updates),
-            )
-            moves = lambda: {"returns": 4 * members if len(devices) > 1 else 0}
+            loop = CompiledLoop(strategy.start, everywhere, iterate, mesh, sizes, asked.max_updates)
+            layout, moves = "Evolution", lambda: {"returns": 4 * members if len(devices) > 1 else 0}
         shares = [f"members {i * share} to {(i + 1) * share - 1}" for i in range(len(devices))]
         report = partial(_report, devices, shares)
         return Program(agent, env, sizes, devices, loop, layout, moves, report, ADDITIONS, whole_episodes=True)
@@ -165,13 +157,9 @@ class Evolution(Placement):
 def _report(devices: Sequence[jax.Device], shares: list[str], amounts: Mapping[str, int | None]) -> Report:
     on_host = "observations" in amounts
     roles = [Role("environments", "host CPU", "of the whole population")] if on_host else []
-    name = "members" if on_host else "everything"
+    name, way = ("members", "environments to members") if on_host else ("everything", "from all to all")
     roles += [Role(name, device_name(device), share) for device, share in zip(devices, shares, strict=True)]
-    ways = {
-        "observations": "environments to members",
-        "actions": "members to environments",
-        "returns": "environments to members" if on_host else "from all to all",
-    }
+    ways = {"observations": way, "actions": "members to environments", "returns": way}
     moves = [Move(name, ways[name], amount) for name, amount in amounts.items() if on_host or len(devices) > 1]
     title = "Evolution: members with noise in their parameters play; every device draws all noise again, and learns."
     waits = "every generation for the longest episode of the one before it, on every device."
@@ -207,11 +195,6 @@ def generation(play: Play, learn: Callable[..., Any], state: EvolutionState) -> 
 
 class Strategy:
     """The arithmetic, whoever plays: how an agent's parameters are perturbed, and move by what that brought.
-
-    Args:
-      agent: whose policy plays.
-      spec: of the environment.
-      settings: the deviation, the optimiser's, and the episodes of each member.
 
     Attributes:
       size: n, the numbers that noise is added to.
@@ -284,12 +267,8 @@ class Strategy:
 
     def _weighed(self, key: Key, weights: Array, block: int) -> Array:
         """Return the sum [n] of all pairs' noise, each times its weight [N], in blocks."""
-
-        def add(total: Array, block: tuple[Array, Array]) -> tuple[Array, None]:
-            pairs, weight = block
-            return total + weight @ jax.vmap(lambda pair: self._noise(key, pair))(pairs), None
-
-        numbers = jnp.arange(weights.size).reshape(-1, block)
+        numbers, draw = jnp.arange(weights.size).reshape(-1, block), jax.vmap(partial(self._noise, key))
+        add = lambda total, part: (total + part[1] @ draw(part[0]), None)
         return jax.lax.scan(add, jnp.zeros(self.size), (numbers, weights.reshape(numbers.shape)))[0]
 
 
@@ -326,33 +305,36 @@ def fused_play(strategy: Strategy, env: Env, sizes: Sizes, mesh: Mesh, block: in
     return jax.shard_map(play, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False)
 
 
+@dataclasses.dataclass(eq=False)
 class HostLoop:
     """A `Loop` in Python over environments on the CPU, which one thread steps; every device acts for its members.
 
     Args:
-      strategy: that perturbs and moves.
-      envs: that are played in.
-      sizes: of the run.
-      mesh: of the devices.
       block: pairs whose noise is drawn again at once, to learn.
       at_once: pairs that play at once, on all devices.
     """
 
-    def __init__(self, strategy: Strategy, envs: HostEnvFactory, sizes: Sizes, mesh: Mesh, block: int, at_once: int):
-        self.compile_seconds = 0.0
-        self._strategy, self._sizes, self._mesh, self._block, self._at_once = strategy, sizes, mesh, block, at_once
-        self._episodes = strategy.settings.episodes
-        self._acting = HostActing(strategy.agent, envs, at_once * self._episodes, 1)
-        self._everywhere = NamedSharding(mesh, P())
+    strategy: Strategy
+    envs: HostEnvFactory
+    sizes: Sizes
+    mesh: Mesh
+    block: int
+    at_once: int
+    compile_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._episodes = self.strategy.settings.episodes
+        self._acting = HostActing(self.strategy.agent, self.envs, self.at_once * self._episodes, 1)
+        self._everywhere = NamedSharding(self.mesh, P())
         self._learn: Any = None
 
     def init(self, seed: int) -> EvolutionState:
         """Return the first state."""
-        return run_once(self._strategy.start, self._everywhere)(jax.random.key(seed))
+        return run_once(self.strategy.start, self._everywhere)(jax.random.key(seed))
 
     def abstract_state(self) -> EvolutionState:
         """Return the state's shapes, dtypes and shardings."""
-        shapes = jax.eval_shape(self._strategy.start, jax.random.key(0))
+        shapes = jax.eval_shape(self.strategy.start, jax.random.key(0))
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._everywhere), shapes)
 
     def lower(self) -> None:
@@ -365,65 +347,70 @@ class HostLoop:
         began, state, once, apart = time.perf_counter(), self.abstract_state(), P(), P("member")
 
         def spread(function: Callable[..., Any], specs: tuple[P, ...], *shapes: Any) -> Any:
-            mapped = jax.shard_map(function, mesh=self._mesh, in_specs=specs, out_specs=apart, check_vma=False)
-            where = tuple(NamedSharding(self._mesh, spec) for spec in specs)
+            mapped = jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=apart, check_vma=False)
+            where = tuple(NamedSharding(self.mesh, spec) for spec in specs)
             return jax.jit(mapped, in_shardings=where).lower(*shapes).compile()
 
-        pairs, index = np.zeros(self._at_once, np.int32), np.zeros(self._acting.num_envs, np.int32)
-        step, carry = _step(self._acting), jax.eval_shape(self._acting.carry, 0)
+        pairs, index = np.zeros(self.at_once, np.int32), np.zeros(self._acting.num_envs, np.int32)
+        step, carry = self._step, jax.eval_shape(self._acting.carry, 0)
         self._perturb = spread(self._perturbed, (once, once, apart), state.key, state.agent, pairs)
         params, _ = jax.eval_shape(self._perturbed, state.key, state.agent, pairs)
         acting = params, state.key, index, carry, step.obs, step.first
         self._act = spread(self._acted, (apart, once, apart, apart, apart, apart), *acting)
-        returns = np.zeros((self._sizes.num_envs // self._episodes // 2, 2), np.float32)
-        learn = jax.jit(partial(self._strategy.learn, self._block), out_shardings=self._everywhere)
+        returns = np.zeros((self.sizes.num_envs // self._episodes // 2, 2), np.float32)
+        learn = jax.jit(partial(self.strategy.learn, self.block), out_shardings=self._everywhere)
         self._learn = learn.lower(state.key, state, returns, np.float32(0)).compile()
         self.compile_seconds += time.perf_counter() - began
+
+    @property
+    def _step(self) -> Rows:
+        """Shapes of the rows of one step of all environments that play at once."""
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self._acting.rows())
+
+    def moves(self) -> dict[str, int]:
+        """Return what moves in a generation, at most: where every episode is as long as it may be."""
+        step, times = self._step, self.sizes.rollout_length * self.sizes.num_envs // self._acting.num_envs
+        observations, actions = times * nbytes((step.obs, step.first)), times * nbytes(step.action)
+        return {"observations": observations, "actions": actions, "returns": 4 * self.sizes.num_envs // self._episodes}
 
     def chunk(self, state: EvolutionState, num_updates: int) -> tuple[EvolutionState, Metrics]:
         """Do `num_updates` generations; raises ActorError where environments failed or hung."""
         self.compile()
-        rows, finite = [], np.ones(self._sizes.num_envs, bool)
+        rows = []
         for _ in range(num_updates):
-            state, metrics, new_finite = generation(self.play, self._learn, state)
-            rows.append(jax.device_get(metrics))
-            finite &= np.asarray(new_finite)
+            state, metrics, finite = generation(self.play, self._learn, state)
+            rows.append(jax.device_get({**metrics, "finite": finite}))
         stacked = jax.tree.map(lambda *x: np.stack(x), *rows)
-        return state, {**stacked, "finite": np.asarray(chunk_finite(state.agent, jnp.asarray(finite)))}
+        return state, stacked | {"finite": np.asarray(chunk_finite(state.agent, stacked["finite"]))}
 
     def play(self, noise_key: Key, play_key: Key, agent_state: PyTree) -> tuple[np.ndarray, np.float32]:
         """Let all members play, as many at once as there is room for."""
-        seed, returns, steps = int(jax.random.randint(play_key, (), 0, 2**31 - 1)), [], 0
-        for first in range(0, self._sizes.num_envs // self._episodes // 2, self._at_once):
-            pairs = np.arange(first, first + self._at_once, dtype=np.int32)
+        seed, parts = int(jax.random.randint(play_key, (), 0, 2**31 - 1)), []
+        for first in range(0, self.sizes.num_envs // self._episodes // 2, self.at_once):
+            pairs = np.arange(first, first + self.at_once, dtype=np.int32)
             play = partial(self._play, self._perturb(noise_key, agent_state, pairs), play_key, seed, first)
-            gathered, played = supervise("podium-evolution", play, self._strategy.settings.actor_timeout)
-            returns.append(gathered)
-            steps += played
-        return np.concatenate(returns), np.float32(steps)
+            parts.append(supervise("podium-evolution", play, self.strategy.settings.actor_timeout))
+        returns, steps = zip(*parts, strict=True)
+        return np.concatenate(returns), np.float32(sum(steps))
 
-    def _perturbed(self, key: Key, agent_state: PyTree, pairs: Array) -> tuple[PyTree, PyTree]:
+    def _perturbed(self, key: Key, agent_state: PyTree, pairs: Array) -> tuple[PyTree, ...]:
         """Return the parameters of the first of every pair [P], and of the second."""
-        both = jax.vmap(self._strategy.perturb, (None, None, 0))(key, agent_state, pairs)
-        first, second = (jax.tree.map(lambda x, i=i: x[:, i], both) for i in range(2))
-        return first, second
+        both = jax.vmap(self.strategy.perturb, (None, None, 0))(key, agent_state, pairs)
+        return tuple(jax.tree.map(lambda x, i=i: x[:, i], both) for i in range(2))
 
-    def _acted(
-        self, params: PyTree, step_key: Key, index: Array, carry: PyTree, obs: PyTree, first: Array
-    ) -> tuple[Array, PyTree]:
-        """Act for members [P], each in E environments of its own, [P * E] numbered `index`; returns actions, memory."""
+    def _acted(self, params: PyTree, step_key: Key, index: Array, *seen: PyTree) -> tuple[Array, PyTree]:
+        """Act for members [P], each in E environments of its own, [P * E] numbered `index`; returns actions, memory.
+
+        What was `seen` are the memory, the observations, and where episodes begin.
+        """
+        act_keys = jax.vmap(partial(jax.random.fold_in, step_key))(index)
         apart = lambda x: x.reshape(-1, self._episodes, *x.shape[1:])
-        joined = lambda x: x.reshape(-1, *x.shape[2:])
-
-        def act(params: PyTree, index: Array, carry: PyTree, obs: PyTree, first: Array) -> tuple[Array, PyTree]:
-            act_keys = jax.vmap(partial(jax.random.fold_in, step_key))(index)
-            output = self._strategy.agent.act(act_keys, params, carry, obs, first, True)
-            return output.action, output.carry
-
-        return jax.tree.map(joined, jax.vmap(act)(params, *jax.tree.map(apart, (index, carry, obs, first))))
+        act = lambda params, key, carry, obs, first: self.strategy.agent.act(key, params, carry, obs, first, True)
+        output = jax.vmap(act)(params, *jax.tree.map(apart, (act_keys, *seen)))
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (output.action, output.carry))
 
     def _play(
-        self, both: tuple[PyTree, PyTree], key: Key, seed: int, first: int, heartbeat: Heartbeat
+        self, both: tuple[PyTree, ...], key: Key, seed: int, first: int, heartbeat: Heartbeat
     ) -> tuple[np.ndarray, int]:
         """Let the pairs from number `first` on play; returns what they gathered, [P, 2], and in how many steps."""
         number, carry = self._acting.num_envs, jax.device_get(self._acting.carry(0))
@@ -433,7 +420,7 @@ class HostLoop:
             # The two halves differ in their parameters only: the second of a pair meets what the first does.
             for _ in both:
                 played.append(Episodes(self._acting.env.make(number, seed, first * self._episodes)))
-            for t in range(self._sizes.rollout_length):
+            for t in range(self.sizes.rollout_length):
                 halves = [half for half in range(2) if not played[half].done.all()]
                 if not halves:
                     break
@@ -453,15 +440,3 @@ class HostLoop:
 
     def close(self) -> None:
         """Do nothing: every generation releases its environments."""
-
-
-def _step(acting: HostActing) -> Rows:
-    """Return the shapes of the rows of one step."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), acting.rows())
-
-
-def _host_moves(acting: HostActing, length: int, members: int) -> dict[str, int]:
-    """Return what moves in a generation, at most: where every episode is as long as it may be."""
-    step = _step(acting)
-    observations, actions = length * nbytes((step.obs, step.first)), length * nbytes(step.action)
-    return {"observations": observations, "actions": actions, "returns": 4 * members}

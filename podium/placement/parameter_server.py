@@ -26,21 +26,8 @@ from podium.devices import Devices, at, jit, resolve_devices
 from podium.env import Env
 from podium.host import HostEnvFactory
 from podium.placement.actors.actor import make_acting
-from podium.placement.actors.gradients import (
-    GradientActor,
-    GradientFunctions,
-    Played,
-    compile_functions,
-    make_gradient_actor,
-)
-from podium.placement.compiled.iteration import (
-    all_finite,
-    empty_replay,
-    episode_seed,
-    params_shapes,
-    resolve_lanes,
-    run_once,
-)
+from podium.placement.actors.gradients import GradientFunctions
+from podium.placement.compiled.iteration import all_finite, empty_replay, episode_seed, resolve_lanes, run_once
 from podium.placement.contract import (
     ACTING,
     EPISODES_RESTART,
@@ -59,7 +46,6 @@ from podium.placement.contract import (
     device_name,
     nbytes,
     numbers,
-    update_count,
 )
 from podium.placement.remote.engine import Engine, Handle, LostError, resolve_engine
 from podium.placement.threads.supervision import (
@@ -134,69 +120,45 @@ class ParameterServer(Placement):
 
     def program(self, agent: Agent, env: Env | HostEnvFactory, asked: Asked) -> Program:
         """Return the program; see `Placement.program`."""
-        num_envs, rollout_length = asked.num_envs, asked.rollout_length
-        self._check()
-        check_divides(num_envs, self.workers, f"workers={self.workers}")
-        devices = self._devices()
-        acting = make_acting(agent, env, num_envs // self.workers, rollout_length)
+        num_envs, length, workers = asked.num_envs, asked.rollout_length, self.workers
+        engine, places = self._resolve()
+        check_divides(num_envs, workers, f"workers={workers}")
+        acting = make_acting(agent, env, num_envs // workers, length)
         lanes = self._lanes(acting, asked.num_lanes)
-        sizes = Sizes(num_envs, rollout_length, 1, lanes * self.workers)
-        functions = GradientFunctions(acting, Sizes(acting.num_envs, rollout_length, 1, lanes), self.workers)
-        loop = ParameterServerLoop(self, functions, sizes, devices)
+        functions = GradientFunctions(acting, Sizes(acting.num_envs, length, 1, lanes), workers)
+        sizes = Sizes(num_envs, length, 1, lanes * workers)
+        loop = ParameterServerLoop(self, functions, sizes, engine, places)
 
         def moves() -> dict[str, int]:
-            shapes, apart = functions.shapes, resolve_engine(self.engine).apart
-            away = sum(apart or worker % len(devices) > 0 for worker in range(self.workers))
-            acted = {} if apart else acting.bytes_moved(params_shapes(agent, acting.spec), num_envs)
+            shapes, away = functions.shapes, sum(engine.apart or place != places[0] for place in places)
+            params = jax.eval_shape(agent.actor, shapes.state)
             return {
-                **acted,
+                **({} if engine.apart else acting.bytes_moved(params, num_envs)),
                 "gradients": away * shapes.steps * nbytes(shapes.gradient),
                 # One to act with, and one for every gradient, unless nothing was applied meanwhile.
                 "states": away * (shapes.steps + 1) * nbytes(shapes.state),
                 "trajectories": away * nbytes(shapes.rollout),
             }
 
-        shares = [numbers(worker * acting.num_envs, acting.num_envs) for worker in range(self.workers)]
-        return Program(
-            agent,
-            acting.env,
-            sizes,
-            devices,
-            loop,
-            f"ParameterServer of {self.workers} workers",
-            moves,
-            lambda amounts: self._report(shares, amounts),
-            ADDITIONS,
-            resume_loses=EPISODES_RESTART if acting.on_host else "",
-        )
+        shares = [numbers(worker * acting.num_envs, acting.num_envs) for worker in range(workers)]
+        report = functools.partial(self._report, shares)
+        layout, loses = f"ParameterServer of {workers} workers", EPISODES_RESTART if acting.on_host else ""
+        devices = list(dict.fromkeys(places))
+        return Program(agent, acting.env, sizes, devices, loop, layout, moves, report, ADDITIONS, resume_loses=loses)
 
     def explain(self) -> Report:
         """Say in a table and a drawing who runs where and what moves; `Program.explain` knows the numbers."""
-        self._check()
-        return self._report(["its share of the environments"] * self.workers)
+        engine, places = self._resolve()
+        moved = ("gradients", "states", "trajectories") if engine.apart or len(set(places)) > 1 else ()
+        return self._report(["its share of the environments"] * self.workers, dict.fromkeys(moved))
 
     @classmethod
     def candidates(cls, num_devices: int, num_envs: int) -> Sequence[Self]:
         """Return four workers, or one a device."""
         return [cls(4 if 4 % num_devices == 0 else num_devices, devices=num_devices)]
 
-    def _devices(self) -> list[jax.Device]:
-        """Return the devices of this process that are used: the server's, and the workers' if they are here."""
-        return resolve_devices(self.devices)[: 1 if resolve_engine(self.engine).apart else self.workers]
-
-    def _lanes(self, acting: Any, requested: int | None) -> int:
-        """Return the lanes of each worker; `requested` are those of all together."""
-        if requested is not None and (requested < 1 or requested % self.workers):
-            raise ValueError(
-                f"num_lanes={requested} is not divisible by workers={self.workers}; leave it out to have it chosen."
-            )
-        own = None if requested is None else requested // self.workers
-        try:
-            return resolve_lanes(acting, acting.num_envs, acting.length, requested=own)
-        except ValueError as error:
-            raise error if self.workers == 1 else ValueError(f"In each of workers={self.workers}: {error}") from None
-
-    def _check(self) -> None:
+    def _resolve(self) -> tuple[Engine, list[jax.Device]]:
+        """Check the settings; return the engine, and each worker's device here: the server's, where they are apart."""
         check_fields(self, counts=("workers",), naturals=("max_gradient_lag", "restarts"), positive=("actor_timeout",))
         if self.late not in ("drop", "weigh"):
             raise ValueError(f"late={self.late!r} is not known; use 'drop' or 'weigh'.")
@@ -205,12 +167,26 @@ class ParameterServer(Placement):
                 "late='weigh' weighs nothing where max_gradient_lag=None lets all pass; use max_gradient_lag=0 to "
                 "weigh all."
             )
+        engine, devices = resolve_engine(self.engine), resolve_devices(self.devices)
+        return engine, [devices[0 if engine.apart else worker % len(devices)] for worker in range(self.workers)]
 
-    def _report(self, shares: list[str], amounts: Mapping[str, int] | None = None) -> Report:
-        devices, apart = self._devices(), resolve_engine(self.engine).apart
-        roles = [Role("server", device_name(devices[0]), "the agent's state; applies gradients one by one")]
-        places = ["Ray actor" if apart else device_name(devices[i % len(devices)]) for i in range(self.workers)]
-        roles += [Role("worker", place, share) for place, share in zip(places, shares, strict=True)]
+    def _lanes(self, acting: Any, requested: int | None) -> int:
+        """Return the lanes of each worker; `requested` are those of all together."""
+        if requested is not None and (requested < 1 or requested % self.workers):
+            raise ValueError(
+                f"num_lanes={requested} is not divisible by workers={self.workers}; leave it out to have it chosen."
+            )
+        try:
+            own = requested and requested // self.workers
+            return resolve_lanes(acting, acting.num_envs, acting.length, requested=own)
+        except ValueError as error:
+            raise error if self.workers == 1 else ValueError(f"In each of workers={self.workers}: {error}") from None
+
+    def _report(self, shares: list[str], amounts: Mapping[str, int | None]) -> Report:
+        engine, places = self._resolve()
+        roles = [Role("server", device_name(places[0]), "the agent's state; applies gradients one by one")]
+        where = ["Ray actor" if engine.apart else device_name(place) for place in places]
+        roles += [Role("worker", place, share) for place, share in zip(where, shares, strict=True)]
         ways = {
             "observations": "environments to workers",
             "actions": "workers to environments",
@@ -218,22 +194,20 @@ class ParameterServer(Placement):
             "states": "server to workers",
             "trajectories": "workers to server",
         }
-        if amounts is None:
-            known: tuple[str, ...] = ("gradients", "states", "trajectories") if apart or len(devices) > 1 else ()
-        else:
-            known = tuple(amounts) if any(amounts.values()) else ()
-        moves = [Move(name, way, (amounts or {}).get(name)) for name, way in ways.items() if name in known]
+        known = amounts if any(amount != 0 for amount in amounts.values()) else {}
+        moves = [Move(name, ways[name], amount) for name, amount in known.items()]
         if self.max_gradient_lag is None:
             late = "however many others were applied meanwhile"
         else:
             what = "dropped" if self.late == "drop" else "weighed by 1 / lag"
             late = f"and {what} if more than {self.max_gradient_lag} others were applied meanwhile"
-        title = (
-            "ParameterServer: workers step environments, act and take gradients; a server applies them as they come."
+        return Report(
+            "ParameterServer: workers step environments, act and take gradients; a server applies them as they come.",
+            roles,
+            moves,
+            stale=f"a gradient is taken at the newest state, {late}.",
+            waits="a worker for its turn at the server, which serves one at a time; the server for nobody.",
         )
-        stale = f"a gradient is taken at the newest state, {late}."
-        waits = "a worker for its turn at the server, which serves one at a time; the server for nobody."
-        return Report(title, roles, moves, stale=stale, waits=waits)
 
 
 class Newest(NamedTuple):
@@ -253,225 +227,168 @@ class Applied(NamedTuple):
     seconds: float
 
 
+@dataclasses.dataclass(eq=False)
 class Server:
-    """The one State: whoever brings a gradient applies it, one at a time; reading waits for nobody.
+    """The one State: whoever brings a gradient applies it, one at a time; reading `newest` waits for nobody.
+
+    Arrays never change, so what was read stays whole whatever is applied meanwhile.
 
     Args:
-      state: on `device`.
-      iterations: of all workers, that are behind it.
-      apply: `(State, gradient, weight) -> State`, compiled.
-      observe: `(State, Rollout) -> State`, compiled.
+      newest: to begin with.
+      do_apply: `(State, gradient, weight) -> State`, compiled for `device`.
+      do_observe: `(State, Rollout) -> State`, likewise.
       device: that applies.
-      max_lag: versions that a gradient may be behind; None lets all pass.
-      weigh: whether later ones are weighed, and not dropped.
+      settings: which gradients are late, and what becomes of them.
     """
 
-    def __init__(
-        self,
-        state: PyTree,
-        iterations: int,
-        apply: Callable[..., PyTree],
-        observe: Callable[..., PyTree],
-        device: jax.Device,
-        max_lag: int | None,
-        weigh: bool,
-    ):
-        self._newest = Newest(state, 0, iterations)
-        self._apply, self._observe, self._device = apply, observe, device
-        self._max_lag, self._weigh = max_lag, weigh
-        self._lock = threading.Lock()
-
-    def newest(self) -> Newest:
-        """Return the newest State; arrays never change, so what was read stays whole whatever is applied meanwhile."""
-        return self._newest
+    newest: Newest
+    do_apply: Callable[..., PyTree]
+    do_observe: Callable[..., PyTree]
+    device: jax.Device
+    settings: ParameterServer
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def apply(self, gradient: PyTree, version: int, finite: bool, heartbeat: Heartbeat) -> Applied:
         """Apply a gradient taken at `version`, unless it is not finite, or too late where such are dropped.
 
-        Args:
-          gradient: on any device.
-          version: of the State that it was taken at.
-          finite: whether all of it is.
-          heartbeat: called every `POLL_SECONDS` while others are served; may raise.
-
-        Returns:
-          what became of it.
+        `heartbeat`, which may raise, is called every `POLL_SECONDS` while others are served.
         """
-        with acquired(self._lock, heartbeat):
-            began, now = time.perf_counter(), self._newest
+        with acquired(self.lock, heartbeat):
+            began, now, limit = time.perf_counter(), self.newest, self.settings.max_gradient_lag
             lag = now.version - version
-            late = finite and self._max_lag is not None and lag > self._max_lag
-            applied = finite and (self._weigh or not late)
+            late = finite and limit is not None and lag > limit
+            applied = finite and (not late or self.settings.late == "weigh")
             if applied:
                 weight = np.float32(1.0 / lag if late else 1.0)
-                state = self._apply(now.state, jax.device_put(gradient, self._device), weight)
+                state = self.do_apply(now.state, jax.device_put(gradient, self.device), weight)
                 # Nothing is replaced before it is there: an apply that fails leaves the State as it was.
-                self._newest = Newest(jax.block_until_ready(state), now.version + 1, now.iterations)
+                self.newest = Newest(jax.block_until_ready(state), now.version + 1, now.iterations)
             return Applied(lag, late, applied, time.perf_counter() - began)
 
     def observe(self, rollout: Rollout, heartbeat: Heartbeat) -> float:
         """Let the State observe a worker's rollout, after its last gradient; returns the seconds it took."""
-        with acquired(self._lock, heartbeat):
-            began, now = time.perf_counter(), self._newest
-            state = self._observe(now.state, jax.device_put(rollout, self._device))
-            self._newest = Newest(jax.block_until_ready(state), now.version, now.iterations + 1)
+        with acquired(self.lock, heartbeat):
+            began, now = time.perf_counter(), self.newest
+            state = self.do_observe(now.state, jax.device_put(rollout, self.device))
+            self.newest = Newest(jax.block_until_ready(state), now.version, now.iterations + 1)
             return time.perf_counter() - began
 
 
 class IterationStats(NamedTuple):
-    """What one iteration of one worker came to.
+    """What one iteration of one worker came to: metrics of all gradients, lags of those applied, whether all is finite.
 
-    Attributes:
-      metrics: of every gradient taken, [G] each; NaN, [1], where there was nothing to learn from.
-      lags: of the gradients that were applied.
-      sums: counts, and seconds: of the whole, of waiting for the server (its work for this worker included), and of
-        that work.
-      finite: whether every environment gave finite numbers only.
+    `sums` are counts, and seconds: of the whole, of waiting for the server (its work for this worker included), and of
+    that work. `finite` is of what the environments gave.
     """
 
-    metrics: dict[str, np.ndarray]
+    rows: list[dict[str, np.ndarray]]
     lags: list[int]
     sums: dict[str, float]
     finite: bool
 
 
-class Chunk(NamedTuple):
-    """What all workers do in a chunk: `length` iterations from number `start` on, of a run with this key and seed."""
-
-    run_key: Key
-    start: int
-    length: int
-    seed: int
-
-
+@dataclasses.dataclass(eq=False)
 class GradientWorker:
     """Does the iterations of a chunk: lets a `GradientActor` play and take gradients, and brings them to the server.
 
     Args:
-      number: of this worker.
-      handle: of its GradientActor, which may live elsewhere.
-      functions: that it computes with.
-      server: to read from and bring to.
-      chunk: to do.
-      standing: where its environments stand, and its replay, or `()`; an actor that is lost begins there again.
-      begins: whether its actor does not stand there yet.
-      restarts: shared with the other workers.
-      stop: set when the run is over.
+      newest: of the server when the chunk begins: all workers begin with it, however late their threads start.
+      numbers: of the iterations.
+      start: arguments of `GradientActor.begin`: where the chunk begins, and an actor that was lost begins again.
+      begins: whether the actor does not stand there yet.
 
     Attributes:
-      name: of its thread.
       iterations: what each came to.
-      standing: as the argument, after the last iteration once it is done.
+      standing: where the environments stand, and the replay, or `()`, once all iterations are done.
     """
 
-    def __init__(
-        self,
-        number: int,
-        handle: Handle,
-        functions: GradientFunctions,
-        server: Server,
-        chunk: Chunk,
-        standing: tuple[Any, PyTree],
-        begins: bool,
-        restarts: RestartBudget,
-        stop: threading.Event,
-    ):
-        self.name = f"podium-worker-{number}"
+    loop: ParameterServerLoop
+    handle: Handle
+    server: Server
+    newest: Newest
+    numbers: range
+    start: tuple[Key, Any, PyTree, int]
+    begins: bool
+
+    def __post_init__(self) -> None:
         self.iterations: list[IterationStats] = []
-        self.standing = standing
-        self._handle, self._functions, self._server, self._chunk = handle, functions, server, chunk
-        self._begins, self._restarts, self._stop = begins, restarts, stop
-        # Every worker begins with the State that the chunk begins with, however late its thread starts.
-        self._newest = server.newest()
+        self.standing: tuple[Any, PyTree] = self.start[1:3]
         self._sent: Newest | None = None
-        self._lost = False
+        self._lost, self._stop = False, self.loop.stop
 
     def run(self, heartbeat: Heartbeat) -> None:
-        """Do all iterations."""
-        for number in range(self._chunk.start, self._chunk.start + self._chunk.length):
-            self.iterations.append(self._persist(number, heartbeat))
-            self._newest = self._server.newest()
-        self.standing = self._fetch(heartbeat)
+        """Do all iterations, each again from where it began if it fails and that is still allowed."""
+        dropped = 0
+        while len(self.iterations) < len(self.numbers):
+            number = self.numbers[len(self.iterations)]
+            try:
+                self._begin(heartbeat)
+                self.iterations.append(self._iterate(number, dropped, heartbeat))
+                dropped = 0
+            except (Stopped, FatalError):
+                raise
+            except Exception as error:
+                if not self.loop.restarts.take():
+                    raise
+                dropped += 1
+                self._sent, self._lost = None, self._lost or isinstance(error, LostError)
+                print(f"{self.handle.name} repeats iteration {number}, which died of {error!r}", file=sys.stderr)
+            self.newest = self.server.newest
+        try:
+            self.standing = self._call("standing")
+        except LostError as error:
+            if not self.loop.restarts.take():
+                raise
+            print(f"{self.handle.name} goes back to where this chunk began, for {error}", file=sys.stderr)
+            self.iterations[-1].sums["dropped_rollouts"] += 1
+            self._lost = True
+            self._begin(heartbeat)
 
-    def _iterate(self, number: int, heartbeat: Heartbeat) -> IterationStats:
+    def _iterate(self, number: int, dropped: int, heartbeat: Heartbeat) -> IterationStats:
         """Play, bring every gradient to the server, and let it observe the rollout."""
-        began, shapes = time.perf_counter(), self._functions.shapes
+        began, functions = time.perf_counter(), self.loop.functions
         # The version in a rollout counts updates: iterations of all workers together.
-        version = self._newest.iterations // self._functions.num_workers
-        played: Played = self._call("play", number, version, self._unsent(self._newest))
+        version = self.newest.iterations // functions.num_workers
+        rollout, ready, stats, finite_envs = self._call("play", number, version, self._unsent(self.newest))
         heartbeat()
         rows, brought, waited = [], [], 0.0
-        for step in range(shapes.steps if played.ready else 0):
-            newest = self._server.newest()
+        for step in range(functions.shapes.steps if ready else 0):
+            newest = self.server.newest
             gradient, finite, metrics = self._call("take", step, self._unsent(newest))
             heartbeat()
             asked = time.perf_counter()
-            brought.append(self._server.apply(gradient, newest.version, finite, heartbeat))
+            brought.append(self.server.apply(gradient, newest.version, finite, heartbeat))
             waited += time.perf_counter() - asked
             rows.append(metrics)
             heartbeat()
         asked = time.perf_counter()
-        served = self._server.observe(played.rollout, heartbeat) + sum(each.seconds for each in brought)
+        served = self.server.observe(rollout, heartbeat) + sum(each.seconds for each in brought)
         waited += time.perf_counter() - asked
         # Here the iteration counts as done, and not before: what failed above is repeated from where it began.
         self._call("settle")
         heartbeat()
         sums = {
-            **played.stats,
+            **stats,
             "late_gradients": sum(each.late for each in brought),
             "dropped_gradients": sum(each.late and not each.applied for each in brought),
             "nonfinite_gradients": sum(not each.late and not each.applied for each in brought),
-            "dropped_rollouts": 0,
+            "dropped_rollouts": dropped,
             "seconds": time.perf_counter() - began,
             "waited": waited,
             "served": served,
         }
         lags = [each.lag for each in brought if each.applied]
-        return IterationStats(_stack(jax.device_get(rows), shapes.metrics), lags, sums, bool(np.all(played.finite)))
-
-    def _persist(self, number: int, heartbeat: Heartbeat) -> IterationStats:
-        """Do an iteration, again from where it began if it fails and that is still allowed."""
-        dropped = 0
-        while True:
-            try:
-                self._begin(heartbeat)
-                done = self._iterate(number, heartbeat)
-                done.sums["dropped_rollouts"] = dropped
-                return done
-            except (Stopped, FatalError):
-                raise
-            except Exception as error:
-                if not self._restarts.take():
-                    raise
-                dropped += 1
-                self._newest, self._sent = self._server.newest(), None
-                self._lost = self._lost or isinstance(error, LostError)
-                print(f"{self.name} repeats iteration {number}, which died of {error!r}", file=sys.stderr)
+        return IterationStats(jax.device_get(rows), lags, sums, bool(np.all(finite_envs)))
 
     def _begin(self, heartbeat: Heartbeat) -> None:
         """Let the actor stand where the chunk began, if it does not stand anywhere yet, or is lost."""
         if self._lost:
-            self._handle.restart()
-            self._lost, self._begins = False, True
-        if self._begins:
+            self.handle.restart()
+            self._lost, self.begins = False, True
+        if self.begins:
             # Starting a process takes as long as its engine allows, and is no step that hangs.
-            chunk = self._chunk
-            self._handle.call("begin", chunk.run_key, *self.standing, chunk.seed, heartbeat=heartbeat)
-            self._begins = False
-
-    def _fetch(self, heartbeat: Heartbeat) -> tuple[Any, PyTree]:
-        """Return what the actor stands at; if that is lost now, where the chunk began."""
-        try:
-            standing: tuple[Any, PyTree] = self._call("standing")
-            return standing
-        except LostError as error:
-            if not self._restarts.take():
-                raise
-            print(f"{self.name} goes back to where this chunk began, for {error}", file=sys.stderr)
-            self.iterations[-1].sums["dropped_rollouts"] += 1
-            self._lost = True
-            self._begin(heartbeat)
-            return self.standing
+            self.handle.call("begin", *self.start, heartbeat=heartbeat)
+            self.begins = False
 
     def _unsent(self, newest: Newest) -> PyTree | None:
         """Return the State to send to the actor; None where that is what it has."""
@@ -482,36 +399,38 @@ class GradientWorker:
 
     def _call(self, method: str, *arguments: Any) -> Any:
         """Call the actor; while it is waited for no heartbeat counts, so that one that hangs is noticed."""
-        return self._handle.call(method, *arguments, heartbeat=self._check_stop)
 
-    def _check_stop(self) -> None:
-        if self._stop.is_set():
-            raise Stopped
+        def check_stop() -> None:
+            if self._stop.is_set():
+                raise Stopped
+
+        return self.handle.call(method, *arguments, heartbeat=check_stop)
 
 
+@dataclasses.dataclass(eq=False)
 class ParameterServerLoop:
     """A `Loop` whose chunk lets every worker do its iterations beside the others.
 
-    Args:
-      placement: its settings.
-      functions: of one worker.
-      sizes: of the run.
-      devices: of this process that are used.
+    The first of `places`, the devices of all workers in this process, is the server's; `functions` are of one worker.
     """
 
-    def __init__(
-        self, placement: ParameterServer, functions: GradientFunctions, sizes: Sizes, devices: list[jax.Device]
-    ):
-        self.compile_seconds = 0.0
-        self._placement, self._functions, self._sizes, self._devices = placement, functions, sizes, devices
-        self._engine, self._restarts = resolve_engine(placement.engine), RestartBudget(placement.restarts)
+    placement: ParameterServer
+    functions: GradientFunctions
+    sizes: Sizes
+    engine: Engine
+    places: list[jax.Device]
+    compile_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.restarts, self.stop = RestartBudget(self.placement.restarts), threading.Event()
         # Where an iteration may be repeated, it leaves what it began with as it was.
-        self._keeps = placement.restarts > 0
+        self._keeps = self.placement.restarts > 0
+        self._has_replay = self.functions.acting.agent.replay is not None
+        self._empty_replay = functools.partial(empty_replay, self.functions.acting, self.functions.sizes)
         self._lowered: dict[jax.Device, tuple[Any, Any]] = {}
-        self._apply_and_observe: tuple[Any, Any] | None = None
+        self._apply: Any = None
         self._handles: list[Handle] = []
         self._threads: list[SupervisedThread] = []
-        self._stop = threading.Event()
         self._last: Any = None
         self._seed: int | None = None
 
@@ -521,145 +440,116 @@ class ParameterServerLoop:
         Row i of the metrics is of the i-th iteration of all workers, which they did at about the same time.
         """
         self.compile()
-        assert self._apply_and_observe is not None
-        placement, start, device = self._placement, update_count(state), self._devices[0]
-        iterations, limit = start * placement.workers, placement.max_gradient_lag
-        server = Server(state.agent, iterations, *self._apply_and_observe, device, limit, placement.late == "weigh")
+        settings, first, self.stop = self.placement, int(state.update), threading.Event()
+        newest = Newest(state.agent, 0, first * settings.workers)
+        server = Server(newest, self._apply, self._observe, self.places[0], settings)
         # Actors stand where the last chunk left them, unless this state is of another one.
         begins, self._last = self._last is None or self._last is not state.update, None
-        chunk = Chunk(state.key, start, num_updates, episode_seed(self._seed, state.key, start))
-        self._stop = stop = threading.Event()
-        standing = list(zip(state.rollout, state.replay or [()] * placement.workers, strict=True))
+        numbers, seed = range(first, first + num_updates), episode_seed(self._seed, state.key, first)
+        standing = zip(state.rollout, state.replay or [()] * settings.workers, strict=True)
         workers = [
-            GradientWorker(i, handle, self._functions, server, chunk, standing[i], begins, self._restarts, stop)
-            for i, handle in enumerate(self._handles)
+            GradientWorker(self, handle, server, newest, numbers, (state.key, *own, seed), begins)
+            for handle, own in zip(self._handles, standing, strict=True)
         ]
         self._run(workers)
-        rows = [_row(each) for each in zip(*(worker.iterations for worker in workers), strict=True)]
-        finite = all(iteration.finite for worker in workers for iteration in worker.iterations)
-        following = RunState(
-            state.key,
-            jax.device_put(jnp.int32(start + num_updates), device),
-            server.newest().state,
-            self._placed(worker.standing[1] for worker in workers) if state.replay else (),
-            self._placed(worker.standing[0] for worker in workers),
-        )
-        self._last = following.update
-        both = np.array([bool(all_finite(following.agent)), finite])
-        return following, {**jax.tree.map(lambda *x: np.stack(x), *rows), "finite": both}
+        iterations = list(zip(*(worker.iterations for worker in workers), strict=True))
+        rows = [_row(each, self.functions.shapes.metrics) for each in iterations]
+        finite = all(each.finite for one in iterations for each in one)
+        rollout, replay = (self._placed(each) for each in zip(*(worker.standing for worker in workers), strict=True))
+        self._last = jax.device_put(jnp.int32(first + num_updates), self.places[0])
+        state = RunState(state.key, self._last, server.newest.state, replay if state.replay else (), rollout)
+        both = np.array([bool(all_finite(state.agent)), finite])
+        return state, {**jax.tree.map(lambda *x: np.stack(x), *rows), "finite": both}
 
     def _run(self, workers: Sequence[GradientWorker]) -> None:
         """Let all workers run, and wait for them; raises ActorError for one that died or hung."""
-        self._threads = [SupervisedThread(worker.name, worker.run, self._stop) for worker in workers]
-        supervisors = [Supervisor(thread, self._placement.actor_timeout) for thread in self._threads]
+        self._threads = [SupervisedThread(worker.handle.name, worker.run, self.stop) for worker in workers]
+        supervisors = [Supervisor(thread, self.placement.actor_timeout) for thread in self._threads]
         try:
             for thread in self._threads:
                 thread.start()
             while supervisors:
                 supervisors[0].thread.join(POLL_SECONDS)
-                alive = [supervisor.thread.is_alive() for supervisor in supervisors]
-                for supervisor, is_alive in zip(supervisors, alive, strict=True):
-                    supervisor.check(is_alive)
+                for supervisor in supervisors:
+                    supervisor.check(supervisor.thread.is_alive())
                 supervisors = [supervisor for supervisor in supervisors if not supervisor.thread.done]
         finally:
-            end_threads(self._threads, self._stop)
+            end_threads(self._threads, self.stop)
 
     def init(self, seed: int) -> RunState:
         """Return the first state."""
         self._seed = seed
-        first = run_once(self._start, SingleDeviceSharding(self._devices[0]))(jax.random.key(seed))
-        empty = {device: run_once(self._empty_replay, SingleDeviceSharding(device)) for device in set(self._places())}
-        replay = () if self._agent.replay is None else tuple(empty[device]() for device in self._places())
+        first = run_once(self._start, SingleDeviceSharding(self.places[0]))(jax.random.key(seed))
+        empty = {device: run_once(self._empty_replay, SingleDeviceSharding(device)) for device in set(self.places)}
+        replay = tuple(empty[device]() for device in self.places) if self._has_replay else ()
         return first._replace(replay=replay, rollout=self._placed(first.rollout))
 
     def abstract_state(self) -> RunState:
         """Return the state's shapes, dtypes and shardings."""
         shapes, replay = jax.eval_shape(self._start, jax.random.key(0)), jax.eval_shape(self._empty_replay)
-        replays = () if self._agent.replay is None else tuple(at(replay, device) for device in self._places())
-        rollouts = tuple(at(own, device) for own, device in zip(shapes.rollout, self._places(), strict=True))
-        return at(shapes._replace(rollout=()), self._devices[0])._replace(replay=replays, rollout=rollouts)
-
-    @property
-    def _agent(self) -> Agent:
-        return self._functions.acting.agent
+        replays = self._placed([replay] * len(self.places), at) if self._has_replay else ()
+        whole = at(shapes._replace(rollout=()), self.places[0])
+        return whole._replace(replay=replays, rollout=self._placed(shapes.rollout, at))
 
     def _start(self, key: Key) -> RunState:
         """Return the first state without replays; of the environments, numbered through, each worker has a slice."""
-        roots, acting, size = keys.roots(key), self._functions.acting, self._functions.sizes.num_envs
-        whole = acting.begin(roots.env, jnp.arange(self._sizes.num_envs))
+        roots, acting, size = keys.roots(key), self.functions.acting, self.functions.sizes.num_envs
+        whole = acting.begin(roots.env, jnp.arange(self.sizes.num_envs))
         share = lambda worker: jax.tree.map(lambda x: x[worker * size : (worker + 1) * size], whole)
-        rollouts: Any = tuple(share(worker) for worker in range(self._placement.workers))
+        rollouts: Any = tuple(share(worker) for worker in range(self.placement.workers))
         return RunState(roots.run, jnp.zeros((), jnp.int32), acting.agent.init(roots.agent, acting.spec), (), rollouts)
 
-    def _empty_replay(self) -> PyTree:
-        return empty_replay(self._functions.acting, self._functions.sizes)
-
-    def _places(self) -> list[jax.Device]:
-        """Return the device of every worker, in this process."""
-        return [self._devices[worker % len(self._devices)] for worker in range(self._placement.workers)]
-
-    def _placed(self, trees: Iterable[PyTree]) -> tuple[PyTree, ...]:
+    def _placed(self, trees: Iterable[PyTree], put: Callable[..., Any] = jax.device_put) -> tuple[PyTree, ...]:
         """Return a tree of every worker as the state holds it: on a device of this process."""
-        return tuple(jax.device_put(tree, device) for tree, device in zip(trees, self._places(), strict=True))
+        return tuple(put(tree, device) for tree, device in zip(trees, self.places, strict=True))
 
     def lower(self) -> None:
         """Trace every function of this process, once, without compiling it."""
-        if self._lowered or self._engine.apart:
+        if self._lowered or self.engine.apart:
             return
         began = time.perf_counter()
-        self._lowered = {device: self._functions.lower(device, self._keeps) for device in set(self._places())}
+        self._lowered = {device: self.functions.lower(device, self._keeps) for device in set(self.places)}
         self.compile_seconds += time.perf_counter() - began
 
     def compile(self) -> None:
         """Trace and compile every function, once, and place the workers' actors."""
-        if self._apply_and_observe is not None:
+        if self._apply is not None:
             return
         self.lower()
-        began, of, first, keeps = time.perf_counter(), self._functions, self._devices[0], self._keeps
-        shapes = of.shapes
-        to_apply = at((shapes.state, shapes.gradient, jax.ShapeDtypeStruct((), np.float32)), first)
-        to_observe = at((shapes.state, shapes.rollout), first)
-        if self._engine.apart:
-            plain = dataclasses.replace(of)  # Without the shapes that it has traced, which cannot be sent.
-            self._place(lambda worker: functools.partial(make_gradient_actor, plain, worker, keeps))
+        began, of, first, keeps = time.perf_counter(), self.functions, self.places[0], self._keeps
+        state, weight = of.shapes.state, jax.ShapeDtypeStruct((), np.float32)
+        to_apply, to_observe = at(((state, of.shapes.gradient, weight), (state, of.shapes.rollout)), first)
         # Each device has programs of its own; XLA compiles them side by side.
         with concurrent.futures.ThreadPoolExecutor() as threads:
             apply = threads.submit(lambda: jit(of.apply, first).lower(*to_apply).compile())
             observe = threads.submit(lambda: jit(of.observe, first).lower(*to_observe).compile())
-            compile = lambda device: compile_functions(of, device, keeps, self._lowered[device])
+            compile = lambda device: of.compile(device, keeps, self._lowered[device])
             on = dict(zip(self._lowered, threads.map(compile, self._lowered), strict=True))
-        if not self._engine.apart:
-            places = self._places()
-            self._place(lambda worker: functools.partial(GradientActor, on[places[worker]], worker))
-        self._apply_and_observe = apply.result(), observe.result()
-        self.compile_seconds += time.perf_counter() - began
-
-    def _place(self, make: Callable[[int], Callable[[], GradientActor]]) -> None:
-        """Place the actors of all workers, and wait until they stand: they compile at the same time."""
-        for worker in range(self._placement.workers):
-            self._handles.append(self._engine.place(f"podium-worker-{worker}", make(worker)))
+        plain = dataclasses.replace(of)  # Without the shapes that it has traced, which cannot be sent.
+        for worker, place in enumerate(self.places):
+            make = functools.partial(on[place], worker) if on else functools.partial(plain.make, worker, keeps)
+            self._handles.append(self.engine.place(f"podium-worker-{worker}", make))
+        # All are asked before any is waited for: elsewhere they compile at the same time.
         for reply in [handle.start("ready") for handle in self._handles]:
             reply.result(lambda: None)
+        self._apply, self._observe = apply.result(), observe.result()
+        self.compile_seconds += time.perf_counter() - began
 
     def close(self) -> None:
         """End threads and actors; a thread that hangs in native code is left behind as a daemon."""
-        end_threads(self._threads, self._stop)
+        end_threads(self._threads, self.stop)
         for handle in self._handles:
             handle.close()
 
 
-def _stack(rows: list[Metrics], shapes: Metrics) -> dict[str, np.ndarray]:
-    if not rows:
-        return {name: np.full((1, *x.shape), np.nan, x.dtype) for name, x in shapes.items()}
-    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-
-
-def _row(iterations: tuple[IterationStats, ...]) -> dict[str, np.ndarray]:
-    """Return the metrics of one iteration of all workers."""
+def _row(iterations: tuple[IterationStats, ...], shapes: Metrics) -> dict[str, np.ndarray]:
+    """Return the metrics of one iteration of all workers; `shapes` are those of a gradient's."""
     lags = [lag for each in iterations for lag in each.lags]
     sums = {name: sum(each.sums[name] for each in iterations) for name in iterations[0].sums}
     whole, waited, served = (sums.pop(name) for name in ("seconds", "waited", "served"))
+    rows = [row for each in iterations for row in each.rows]
     row = {
+        **{name: _finite_mean([row[name] for row in rows], shape) for name, shape in shapes.items()},
         **sums,
         "policy_lag_mean": np.mean(lags) if lags else np.nan,
         "policy_lag_max": max(lags, default=0),
@@ -667,13 +557,12 @@ def _row(iterations: tuple[IterationStats, ...]) -> dict[str, np.ndarray]:
         # All workers work at once: the time that passed is about the mean of theirs.
         "server_idle": max(0.0, 1 - served * len(iterations) / max(whole, 1e-9)),
     }
-    learnt = {name: _finite_mean([each.metrics[name] for each in iterations]) for name in iterations[0].metrics}
-    return {name: np.asarray(value, np.float32) for name, value in {**learnt, **row}.items()}
+    return {name: np.asarray(value, np.float32) for name, value in row.items()}
 
 
-def _finite_mean(parts: list[np.ndarray]) -> np.ndarray:
+def _finite_mean(values: list[np.ndarray], shape: Any) -> np.ndarray:
     """Return the mean over gradients and workers of what is finite; NaN where nothing is."""
-    values = np.concatenate(parts)
-    counted = np.isfinite(values)
+    stacked = np.stack(values or [np.full(shape.shape, np.nan)])
+    counted = np.isfinite(stacked)
     with np.errstate(invalid="ignore"):
-        return np.where(counted, values, 0).sum(0) / counted.sum(0)
+        return np.where(counted, stacked, 0).sum(0) / counted.sum(0)

@@ -25,7 +25,7 @@ from podium.placement.actors.actor import make_acting
 from podium.placement.actors.gradients import GradientFunctions
 from podium.placement.compiled.iteration import all_finite, zeros
 from podium.placement.contract import Sizes
-from podium.placement.parameter_server import Applied, Server
+from podium.placement.parameter_server import Applied, Newest, Server
 from podium.placement.threads.supervision import ActorError
 from podium.sinks import read_metrics
 
@@ -164,11 +164,12 @@ def test_the_server_applies_drops_and_weighs_by_lag() -> None:
     def states(max_lag: int | None, weigh: bool) -> tuple[list[float], list[Applied]]:
         add = lambda state, gradient, weight: jnp.asarray(state + gradient * weight)
         steps = lambda state, trajectory: state
-        ours = Server(jnp.zeros(()), 0, add, steps, jax.devices()[0], max_lag, weigh)
+        settings = podium.ParameterServer(max_gradient_lag=max_lag, late="weigh" if weigh else "drop")
+        ours = Server(Newest(jnp.zeros(()), 0, 0), add, steps, jax.devices()[0], settings)
         seen, given = [], []
         for _ in range(4):
             given.append(ours.apply(jnp.full((), 8.0), 0, True, lambda: None))
-            seen.append(float(ours.newest().state))
+            seen.append(float(ours.newest.state))
         return seen, given
 
     assert states(None, False)[0] == [8, 16, 24, 32]

@@ -13,31 +13,16 @@ import numpy as np
 
 from podium import keys
 from podium.devices import at, jit
-from podium.learn import Prepared, can_learn, gradient, num_gradients, prepare
+from podium.learn import Gradient, Prepared, can_learn, gradient, num_gradients, prepare
 from podium.placement.compiled.iteration import all_finite, empty_replay, params_shapes, rollout_finite, seed_after
 from podium.placement.contract import Acting, Actor, MakeActor, Rollout, Sizes
 from podium.rollout import RolloutState
 from podium.types import Array, Key, Metrics, PyTree
 
 
-class Taken(NamedTuple):
-    """A gradient, whether all of it is finite, its metrics, and the priorities that the next one is drawn by."""
-
-    gradient: PyTree
-    finite: Array
-    metrics: Metrics
-    priorities: PyTree
-
-
 @dataclasses.dataclass(frozen=True)
 class GradientFunctions:
-    """What one of several workers computes in an iteration, beside playing: pure functions, cut at the gradient.
-
-    Args:
-      acting: of the worker.
-      sizes: of the worker.
-      num_workers: of the run.
-    """
+    """What one of `num_workers` computes in an iteration, beside playing: pure functions, cut at the gradient."""
 
     acting: Acting
     sizes: Sizes
@@ -57,19 +42,15 @@ class GradientFunctions:
         key = key if self.num_workers == 1 else jax.random.fold_in(key, worker)
         prepared = prepare(key, agent, state, replay, trajectory, self.sizes.num_lanes)
         ready, finite = can_learn(agent, prepared), rollout_finite(agent, trajectory)
-        if not self.new_priorities:
+        if agent.replay is None or agent.replay.update_priorities is None:
             return prepared, (), ready, finite
         priorities, kept = prepared.replay.priorities, prepared.replay._replace(priorities=())
         return dataclasses.replace(prepared, replay=kept), priorities, ready, finite
 
-    def take(self, step: Array, state: PyTree, prepared: Prepared, priorities: PyTree) -> Taken:
-        """Take gradient `step` of an iteration at `state`."""
+    def take(self, step: Array, state: PyTree, prepared: Prepared, priorities: PyTree) -> tuple[Gradient, Array]:
+        """Take gradient `step` of an iteration at `state`; returns whether all of it is finite, too."""
         taken = gradient(self.acting.agent, state, prepared.ranked(priorities), step)
-        return Taken(taken.grads, all_finite(taken.grads), taken.metrics, taken.priorities)
-
-    def replay_after(self, prepared: Prepared, priorities: PyTree) -> PyTree:
-        """Return the replay's state after the iteration, or `()`."""
-        return prepared.ranked(priorities).replay
+        return taken, all_finite(taken.grads)
 
     def observe(self, state: PyTree, rollout: Rollout) -> PyTree:
         """Return the State after it has observed a rollout."""
@@ -80,24 +61,20 @@ class GradientFunctions:
         weigh = lambda x: x * weight.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else x
         return self.acting.agent.apply(state, jax.tree.map(weigh, gradient))
 
-    @property
-    def new_priorities(self) -> bool:
-        """Whether taking a gradient changes the replay's priorities."""
-        return self.acting.agent.replay is not None and self.acting.agent.replay.update_priorities is not None
-
     @functools.cached_property
     def shapes(self) -> GradientShapes:
         """Trace an iteration for its shapes."""
-        agent, key, number = self.acting.agent, jax.eval_shape(lambda: jax.random.key(0)), jnp.zeros((), jnp.int32)
+        agent, sizes, number = self.acting.agent, self.sizes, jax.ShapeDtypeStruct((), np.int32)
+        key = jax.eval_shape(lambda: jax.random.key(0))
         state = jax.eval_shape(lambda key: agent.init(key, self.acting.spec), key)
-        replay = jax.eval_shape(lambda: empty_replay(self.acting, self.sizes))
-        rollout = self.acting.shapes(self.sizes.rollout_length, self.sizes.num_envs)
+        replay = jax.eval_shape(lambda: empty_replay(self.acting, sizes))
+        rollout = self.acting.shapes(sizes.rollout_length, sizes.num_envs)
         to_prepare = key, number, number, state, rollout, replay
         prepared, priorities, _, _ = jax.eval_shape(self.prepare, *to_prepare)
         to_take = number, state, prepared, priorities
-        taken = jax.eval_shape(self.take, *to_take)
+        taken, _ = jax.eval_shape(self.take, *to_take)
         steps = num_gradients(agent, prepared)
-        return GradientShapes(state, replay, rollout, to_prepare, to_take, taken.gradient, steps, taken.metrics)
+        return GradientShapes(state, rollout, to_prepare, to_take, taken.grads, steps, taken.metrics)
 
     def lower(self, device: jax.Device, keeps: bool) -> tuple[Any, Any]:
         """Trace `prepare` and `take` for a device; `keeps` what an iteration began with, for repeating it."""
@@ -105,12 +82,22 @@ class GradientFunctions:
         take = jit(self.take, device, () if keeps else (3,)).lower(*at(self.shapes.to_take, device))
         return prepare, take
 
+    def compile(self, device: jax.Device, keeps: bool, lowered: Any = None) -> Callable[[int], GradientActor]:
+        """Compile for a device, and return what makes the actor of a worker there; `lowered` is what `lower` gave."""
+        acting, (prepare, take) = self.acting, lowered or self.lower(device, keeps)
+        make_actor = acting.compile(params_shapes(acting.agent, acting.spec), device, keeps)
+        params = jit(acting.agent.actor, device)
+        return functools.partial(GradientActor, self, device, make_actor, params, prepare.compile(), take.compile())
+
+    def make(self, worker: int, keeps: bool) -> GradientActor:
+        """Compile, and make the actor of a worker, on the first device of this process."""
+        return self.compile(jax.devices()[0], keeps)(worker)
+
 
 class GradientShapes(NamedTuple):
     """Of what an iteration of one worker is given and makes; `to_prepare` and `to_take` are arguments."""
 
     state: PyTree
-    replay: PyTree
     rollout: Rollout
     to_prepare: tuple[Any, ...]
     to_take: tuple[Any, ...]
@@ -119,40 +106,25 @@ class GradientShapes(NamedTuple):
     metrics: Metrics
 
 
-class Functions(NamedTuple):
-    """What a worker computes with, compiled for a device."""
-
-    of: GradientFunctions
-    device: jax.Device
-    make_actor: MakeActor
-    params: Callable[[PyTree], PyTree]
-    prepare: Callable[..., tuple[Any, PyTree, Array, Array]]
-    take: Callable[..., Taken]
-
-
-class Played(NamedTuple):
-    """What a rollout gives to others than its own worker; `finite` is [E], `ready` whether there is enough to learn."""
-
-    rollout: Rollout
-    ready: bool
-    stats: dict[str, float]
-    finite: Array
-
-
+@dataclasses.dataclass(eq=False)
 class GradientActor:
     """Environments, a replay, and the functions that play, plan and take gradients, in one place.
 
     It may live in another process: its methods take and return trees of arrays and plain values. A State of None
     stands for the one given last, so that none travels twice. What was played changes nothing until `settle`, so that
     an iteration may be repeated; environments on the host cannot be set back, and begin with fresh episodes then.
-
-    Args:
-      functions: of its device.
-      worker: number of this worker.
+    What acts, `prepare` and `take_gradient`, which is `functions.take`, are compiled for `device`.
     """
 
-    def __init__(self, functions: Functions, worker: int):
-        self._functions, self._worker = functions, np.int32(worker)
+    functions: GradientFunctions
+    device: jax.Device
+    make_actor: MakeActor
+    params: Callable[[PyTree], PyTree]
+    prepare: Callable[..., Any]
+    take_gradient: Callable[..., Any]
+    worker: int
+
+    def __post_init__(self) -> None:
         self._state: PyTree = None
         self._actor: Actor | None = None
         self._failures = 0
@@ -166,44 +138,40 @@ class GradientActor:
         self._run_key, self._standing, self._replay = self._put((run_key, standing, replay))
         self._seed = seed
 
-    def play(self, number: int, version: int, state: PyTree | None) -> Played:
-        """Play iteration `number`, and plan what its gradients are taken from."""
-        self._bring(state)
-        experience = self._play(number, version)
-        mine = self._run_key, np.int32(number), self._worker
-        self._prepared, self._priorities, ready, finite = self._functions.prepare(
-            *mine, self._state, experience.rollout, self._replay
-        )
-        return Played(experience.rollout, bool(ready), experience.stats, finite)
+    def play(self, number: int, version: int, state: PyTree | None) -> tuple[Rollout, bool, dict[str, float], Array]:
+        """Play iteration `number`, and plan what its gradients are taken from.
 
-    def _play(self, number: int, version: int) -> Any:
-        actor = self._actor or self._make_actor()
-        self._actor, actor.standing = None, self._standing
+        Returns:
+          the rollout; whether there is enough to learn from; what was counted; [E], as `GradientFunctions.prepare`.
+        """
+        self._bring(state)
+        actor, self._actor = self._actor, None
+        if actor is None:
+            seed, first = seed_after(self._seed, self._failures), self.worker * self.functions.sizes.num_envs
+            actor = self.make_actor(self._run_key, seed, first, self._standing)
+        actor.standing = self._standing
         try:
-            played = actor.play(self._functions.params(self._state), version, number, lambda: None)
+            played: Any = actor.play(self.params(self._state), version, number, lambda: None)
         except BaseException:
             self._failures += 1
             actor.close()
             raise
-        self._actor = actor
-        return played
-
-    def _make_actor(self) -> Actor:
-        seed, first = seed_after(self._seed, self._failures), int(self._worker) * self._functions.of.sizes.num_envs
-        return self._functions.make_actor(self._run_key, seed, first, self._standing)
+        self._actor, numbers = actor, (np.int32(number), np.int32(self.worker))
+        planned = self.prepare(self._run_key, *numbers, self._state, played.rollout, self._replay)
+        self._prepared, self._priorities, ready, finite = planned
+        return played.rollout, bool(ready), played.stats, finite
 
     def take(self, step: int, state: PyTree | None) -> tuple[PyTree, bool, Metrics]:
         """Take a gradient from what was played; returns it, whether all of it is finite, and its metrics."""
         self._bring(state)
-        taken = self._functions.take(np.int32(step), self._state, self._prepared, self._priorities)
+        taken, finite = self.take_gradient(np.int32(step), self._state, self._prepared, self._priorities)
         self._priorities = taken.priorities
-        return taken.gradient, bool(taken.finite), taken.metrics
+        return taken.grads, bool(finite), taken.metrics
 
     def settle(self) -> None:
         """Let environments and replay stand as after what was played."""
         assert self._actor is not None
-        self._standing = self._actor.standing
-        self._replay = self._functions.of.replay_after(self._prepared, self._priorities)
+        self._standing, self._replay = self._actor.standing, self._prepared.ranked(self._priorities).replay
 
     def standing(self) -> tuple[RolloutState | tuple[()], PyTree]:
         """Return where the environments stand, and the replay."""
@@ -222,17 +190,4 @@ class GradientActor:
     def _put(self, tree: PyTree) -> PyTree:
         # What comes from another process is copied: it would be used in place, and cannot be donated then.
         travelled = any(isinstance(x, np.ndarray) for x in jax.tree.leaves(tree))
-        return jax.device_put(tree, self._functions.device, may_alias=False if travelled else None)
-
-
-def compile_functions(of: GradientFunctions, device: jax.Device, keeps: bool, lowered: Any = None) -> Functions:
-    """Compile what a worker computes with, for a device; `lowered` is what `of.lower` returned, if it was called."""
-    prepare, take = lowered or of.lower(device, keeps)
-    acting = of.acting
-    make = acting.compile(params_shapes(acting.agent, acting.spec), device, keeps)
-    return Functions(of, device, make, jit(acting.agent.actor, device), prepare.compile(), take.compile())
-
-
-def make_gradient_actor(of: GradientFunctions, worker: int, keeps: bool) -> GradientActor:
-    """Return one with functions of its own, on the first device of this process."""
-    return GradientActor(compile_functions(of, jax.devices()[0], keeps), worker)
+        return jax.device_put(tree, self.device, may_alias=False if travelled else None)
