@@ -160,7 +160,7 @@ def test_it_says_what_travels_and_what_it_has_no_room_for() -> None:
     assert explained["states"] == 4 * in_threads["states"]  # Of two workers one is on the other device.
     # Four of a fourth of the environments, for one of a half; each with its version, of 4 bytes.
     assert explained["trajectories"] - 4 * 4 == 2 * (in_threads["trajectories"] - 4)
-    assert re.search("gradients +workers to server +4 [*] gradient steps", placement.explain())
+    assert re.search("gradients +workers to server", placement.explain())
     wide = podium.ParameterServer(2, engine=RayEngine({"num_cpus": 99}, start_timeout=1.0))
     program = build(wide)
     try:
