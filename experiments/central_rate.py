@@ -189,8 +189,8 @@ def _inference_alone(program: podium.Program, placement: podium.CentralInference
     acting = HostActing(agent, program.env, sizes.num_envs, sizes.rollout_length)
     size = placement.batch_size or sizes.num_envs
     act = CompiledInference(acting, params_shapes(agent, acting.spec), device, size).act[size]
-    params, leaves = agent.actor(program.agent_state(state)), jax.tree.leaves(request_shapes(acting, size))
-    request = [np.zeros(x.shape, x.dtype) for x in leaves]
+    params = agent.actor(program.agent_state(state))
+    request = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), request_shapes(acting, size))
     jax.device_get(act(params, request))
     began, calls = time.perf_counter(), 200
     for _ in range(calls):

@@ -24,7 +24,7 @@ from podium.placement.actors.host import HostActing
 from podium.placement.actors.inference import ADDITIONS, InferencePool, bytes_moved
 from podium.placement.actors.loop import ActorLearnerLoop
 from podium.placement.compiled.iteration import resolve_lanes
-from podium.placement.compiled.learner import Learner, learner_of, learning_bytes
+from podium.placement.compiled.learner import learner_of, learning_bytes
 from podium.placement.contract import (
     EPISODES_RESTART,
     Asked,
@@ -56,9 +56,9 @@ class CentralInference(Placement):
       batch_size: environments that a device acts for at once, at most; None is all of its share.
       max_wait: seconds that an observation waits for others to fill the batch, once the device is free; 0 acts at once
         for whoever has come while it was busy.
-      queue_depth: rollouts of all environments that may wait for the learner, or be begun before the slowest
-        environment has ended the one before.
-      max_lag: a batch of rollouts whose oldest parameters are more than so many updates old is dropped; None keeps all.
+      queue_depth: rollouts of an actor that may wait for the learner.
+      max_lag: a rollout whose oldest parameters are more than so many updates old is dropped, that of one actor; None
+        keeps all.
       lockstep: each rollout waits for the parameters of the update before it, as if fused.
       restarts: failures of actors that a run survives: the rollout under way is dropped and counted, and the actor
         begins anew with fresh episodes.
@@ -93,15 +93,15 @@ class CentralInference(Placement):
         each = self._envs_per_actor(num_envs, len(devices))
         share = num_envs // len(devices)
         envs = place_envs(env if isinstance(env, HostEnvFactory) else on_host(env), self.engine, self.actor_timeout)
-        acting = HostActing(agent, envs, share, rollout_length)
+        acting = HostActing(agent, envs, each, rollout_length)
         lanes = resolve_lanes(acting, num_envs, rollout_length, len(devices), asked.num_lanes)
         sizes = Sizes(num_envs, rollout_length, 1, lanes)
         pool = InferencePool(
             acting,
             devices,
-            envs_per_actor=each,
-            batch_size=min(share, self.batch_size or share),
-            max_wait=self.max_wait,
+            share // each,
+            min(share, self.batch_size or share),
+            self.max_wait,
             timeout=self.actor_timeout,
             queue_depth=self.queue_depth,
             max_lag=self.max_lag,
@@ -112,25 +112,15 @@ class CentralInference(Placement):
         loop = CentralInferenceLoop(learner, pool)
 
         def moves() -> dict[str, int]:
-            acted = {name: number * len(devices) for name, number in bytes_moved(acting).items()}
-            return acted | learning_bytes(learner, acting, [None] * num_envs, len(devices))
+            learnt = learning_bytes(learner, acting, [None] * num_envs, len(devices))
+            return bytes_moved(acting, num_envs) | learnt
 
         def report(amounts: Mapping[str, int]) -> Report:
             shares = [numbers(i * share, share) for i in range(len(devices))]
             return self._report(f"{num_envs // each} threads, {each} in each", devices, shares, amounts)
 
-        return Program(
-            agent,
-            envs,
-            sizes,
-            devices,
-            loop,
-            "CentralInference",
-            moves,
-            report,
-            ADDITIONS,
-            resume_loses=EPISODES_RESTART,
-        )
+        name = "CentralInference"
+        return Program(agent, envs, sizes, devices, loop, name, moves, report, ADDITIONS, resume_loses=EPISODES_RESTART)
 
     def explain(self) -> Report:
         """Say in a table and a drawing who runs where and what moves; `Program.explain` knows the numbers."""
@@ -195,16 +185,9 @@ class CentralInference(Placement):
 class CentralInferenceLoop(ActorLearnerLoop):
     """Servers act for actors beside the learner; an update takes one rollout of every environment."""
 
-    learner: Learner
-    actors: InferencePool
-
     def update(self, state: Any, number: int) -> tuple[Any, Metrics]:
         """Do update `number`."""
         batch = self.actors.take(number)
-        pairs = zip(batch.rollouts, self.learner.devices, strict=True)
-        # Copies: the rows on the host are written again once they are released.
-        rollouts = jax.block_until_ready([jax.device_put(x, device, may_alias=False) for x, device in pairs])
-        self.actors.release()
-        state, metrics, params = self.learner.update(state, rollouts, batch.version)
+        state, metrics, params = self.learner.update(state, batch.rollouts, batch.version)
         self.actors.publish(params, number + 1)
         return state, {**metrics, **batch.stats}

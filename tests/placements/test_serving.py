@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podium.placement.actors.inference import ActReply, ActRequest, InferenceServer, Replies, get
+from podium.agent import ActOutput
+from podium.placement.actors.inference import ActRequest, InferenceServer, Replies, get
+from podium.placement.threads.channels import LatestParams
 from podium.placement.threads.supervision import ActorError, SupervisedThread, Supervisor, end_threads
 
 PARAMS, VERSION = 100.0, 7
@@ -24,11 +26,10 @@ class Policy:
         self.go = threading.Event()
         self.go.set()
 
-    def __call__(self, params: float, leaves: list[np.ndarray]) -> ActReply:
-        _, obs, first = leaves
-        self.sizes.append(len(obs))
+    def __call__(self, params: float, request: ActRequest) -> ActOutput:
+        self.sizes.append(len(request.obs))
         assert self.go.wait(30)
-        return ActReply(obs + params, first, ())
+        return ActOutput(request.obs + params, ())
 
 
 class Serving:
@@ -36,8 +37,9 @@ class Serving:
 
     def __init__(self, most: int, max_wait: float = 0.0, sizes: tuple[int, ...] = (), each: int = 1, act: Any = None):
         self.policy, self.stop, self.each = act or Policy(), threading.Event(), each
-        self.server = InferenceServer(dict.fromkeys((*sizes, most), self.policy), each, max_wait)
-        self.server.latest.publish(PARAMS, VERSION)
+        latest = LatestParams()
+        latest.publish(PARAMS, VERSION)
+        self.server = InferenceServer(dict.fromkeys((*sizes, most), self.policy), each, max_wait, latest)
         serve = lambda heartbeat: self.server.serve(self.stop, heartbeat)
         self.thread = SupervisedThread("podium-inference-0", serve, self.stop)
         self.waiting: dict[float, Replies] = {}

@@ -4,40 +4,16 @@ from __future__ import annotations
 
 import abc
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 
 from podium import distributed
-from podium.placement.actors.pool import Batch
+from podium.placement.actors.pool import ActorPool
 from podium.placement.compiled.iteration import episode_seed
 from podium.placement.contract import update_count
-from podium.types import Key, Metrics, PyTree
-
-
-class Actors(Protocol):
-    """A source of rollouts beside the learner."""
-
-    def compile(self, params: PyTree) -> None:
-        """Compile what acts; `params` are shapes of the parameters."""
-        ...
-
-    def start(self, run_key: Key, seed: int, iteration: int, params: PyTree) -> None:
-        """Play from this iteration on; `run_key` is on the host."""
-        ...
-
-    def publish(self, params: PyTree, version: int) -> None:
-        """Give all actors the parameters of this version."""
-        ...
-
-    def take(self, number: int) -> Batch:
-        """Return what update `number` learns from; raises ActorError for a thread that died or hung."""
-        ...
-
-    def close(self) -> None:
-        """End what plays."""
-        ...
+from podium.types import Key, Metrics
 
 
 class ActorLearnerLoop(abc.ABC):
@@ -48,7 +24,7 @@ class ActorLearnerLoop(abc.ABC):
       actors: that play for it.
     """
 
-    def __init__(self, learner: Any, actors: Actors):
+    def __init__(self, learner: Any, actors: ActorPool):
         self.learner, self.actors = learner, actors
         self._actors_seconds, self._is_compiled, self._started = 0.0, False, False
         self._seed: int | None = None

@@ -54,39 +54,6 @@ class Batch(NamedTuple):
     stats: dict[str, Any]
 
 
-class Progress:
-    """Where a thread that plays rollout after rollout is, whatever fails meanwhile.
-
-    Attributes:
-      iteration: that it plays.
-      failures: so far.
-      lost: failures since the last rollout that was handed over.
-    """
-
-    def __init__(self, start: int):
-        self.iteration, self.failures, self.lost = start, 0, 0
-
-    def handed_over(self) -> None:
-        """Go to the next iteration."""
-        self.iteration += 1
-        self.lost = 0
-
-
-def persist(name: str, progress: Progress, restarts: RestartBudget | None, play: Callable[[], None]) -> None:
-    """Call `play`, which never returns, again after every failure that the budget allows; None allows none."""
-    while True:
-        try:
-            play()
-        except (Stopped, FatalError):
-            raise
-        except Exception as error:
-            if restarts is None or not restarts.take():
-                raise
-            progress.failures += 1
-            progress.lost += 1
-            print(f"{name} restarts at iteration {progress.iteration}: {error!r}", file=sys.stderr)
-
-
 class ActorPool:
     """Threads of actors, and the queues that their rollouts wait in.
 
@@ -102,6 +69,10 @@ class ActorPool:
       restarts: failures that all actors together survive; None for none, which are not counted then.
       in_order: whether a batch holds one rollout of each actor, and not those that come first.
       pick: `(params, number of the device) -> ` what is copied there.
+
+    Attributes:
+      latest: parameters, for each device.
+      services: what actors need beside them, in threads of these names; to be filled before `start`.
     """
 
     def __init__(
@@ -124,7 +95,8 @@ class ActorPool:
         self._refresh_every, self._in_order, self._pick = refresh_every, in_order, pick
         self._device_of = device_of or (lambda actor: actor % len(self._devices))
         self._restarts = None if restarts is None else RestartBudget(restarts)
-        self._latest = [LatestParams() for _ in self._devices]
+        self.latest = [LatestParams() for _ in self._devices]
+        self.services: dict[str, Callable[[Heartbeat], None]] = {}
         self._queues: list[queue.Queue[Experience]] = []
         self.stop = threading.Event()
         self.threads: list[SupervisedThread] = []
@@ -139,9 +111,11 @@ class ActorPool:
         number = len(self._makers)
         shared: queue.Queue[Experience] = queue.Queue(number * self._queue_depth)
         self._queues = [queue.Queue(self._queue_depth) if self._in_order else shared for _ in range(number)]
-        for actor, make in enumerate(self._makers):
-            work = partial(self._work, actor, partial(make, run_key), seed, iteration)
-            self.threads.append(SupervisedThread(f"podium-actor-{actor}", work, self.stop))
+        works = {
+            f"podium-actor-{actor}": partial(self._work, actor, partial(make, run_key), seed, iteration)
+            for actor, make in enumerate(self._makers)
+        }
+        self.threads = [SupervisedThread(*named, self.stop) for named in (works | self.services).items()]
         self.publish(params, iteration)
         self._supervisors = [Supervisor(thread, self._timeout) for thread in self.threads]
         for thread in self.threads:
@@ -149,7 +123,7 @@ class ActorPool:
 
     def publish(self, params: PyTree, version: int) -> None:
         """Give all actors the parameters of this version."""
-        for number, (latest, device) in enumerate(zip(self._latest, self._devices, strict=True)):
+        for number, (latest, device) in enumerate(zip(self.latest, self._devices, strict=True)):
             # A copy of its own: what the learner donates must not be what an actor reads.
             copy = jax.device_put(self._pick(params, number), device, may_alias=False)
             latest.publish(jax.block_until_ready(copy), version)
@@ -172,11 +146,15 @@ class ActorPool:
     def collect(self, number: int) -> tuple[list[Experience], int]:
         """Wait for as many rollouts as there are actors; return them, and how many were dropped as too old."""
         experiences, dropped = [], 0
+        services = self._supervisors[len(self._queues) :]
         for actor, items in enumerate(self._queues):
-            supervisors = [self._supervisors[actor]] if self._in_order else self._supervisors
-            experience, late = take_fresh(partial(take, items, supervisors), number, self._max_lag)
+            supervisors = [self._supervisors[actor], *services] if self._in_order else self._supervisors
+            while True:
+                experience = take(items, supervisors)
+                if self._max_lag is None or number - experience.version <= self._max_lag:
+                    break
+                dropped += 1
             experiences.append(experience)
-            dropped += late
         return experiences, dropped
 
     def close(self) -> None:
@@ -184,13 +162,15 @@ class ActorPool:
         end_threads(self.threads, self.stop)
 
     def _work(self, number: int, make: Callable[[int], Actor], seed: int, start: int, heartbeat: Heartbeat) -> None:
-        """Play rollout after rollout; what a thread of the pool does."""
-        progress, items, latest = Progress(start), self._queues[number], self._latest[self._device_of(number)]
+        """Play rollout after rollout, again after every failure that is survived; what a thread of an actor does."""
+        items, latest = self._queues[number], self.latest[self._device_of(number)]
+        iteration, failures = start, 0
+        lost = 0  # Failures since the last rollout that was handed over.
         idle = 0.0  # Seconds; what one rollout waited is counted with the next, for that one may be gone.
 
         def play() -> None:
-            nonlocal idle
-            actor = make(seed_after(seed, progress.failures))
+            nonlocal iteration, lost, idle
+            actor = make(seed_after(seed, failures))
             # The first rollout takes whatever there is; in lockstep every other one waits for the update before it.
             held: dict[int, tuple[PyTree, int]] = {}  # The parameters of one iteration, asked for once.
 
@@ -204,41 +184,34 @@ class ActorPool:
 
             def following() -> PyTree | None:
                 wait = self._lockstep or items.full()
-                return None if wait else params_of(progress.iteration + 1)[0]
+                return None if wait else params_of(iteration + 1)[0]
 
             try:
                 while True:
                     began = time.perf_counter()
-                    params, version = params_of(progress.iteration)
+                    params, version = params_of(iteration)
                     waited = idle + time.perf_counter() - began
-                    played = actor.play(params, version, progress.iteration, heartbeat, following)
+                    played = actor.play(params, version, iteration, heartbeat, following)
                     stats = {**played.stats, "actor_idle_seconds": waited}
                     if self._restarts is not None:
-                        stats["dropped_rollouts"] = progress.lost
+                        stats["dropped_rollouts"] = lost
                     began = time.perf_counter()
                     put(items, played._replace(stats=stats), heartbeat)
                     idle = time.perf_counter() - began
-                    progress.handed_over()
+                    iteration, lost = iteration + 1, 0
             finally:
                 actor.close()
 
-        persist(f"podium-actor-{number}", progress, self._restarts, play)
-
-
-def take_fresh(
-    take: Callable[[], Experience], number: int, max_lag: int | None, drop: Callable[[], None] = lambda: None
-) -> tuple[Experience, int]:
-    """Take rollouts until one is at most `max_lag` updates old at update `number`; also return how many were not.
-
-    `drop` is called after each that was not.
-    """
-    dropped = 0
-    while True:
-        experience = take()
-        if max_lag is None or number - experience.version <= max_lag:
-            return experience, dropped
-        drop()
-        dropped += 1
+        while True:
+            try:
+                play()
+            except (Stopped, FatalError):
+                raise
+            except Exception as error:
+                if self._restarts is None or not self._restarts.take():
+                    raise
+                failures, lost = failures + 1, lost + 1
+                print(f"podium-actor-{number} restarts at iteration {iteration}: {error!r}", file=sys.stderr)
 
 
 def account(experiences: Sequence[Experience], number: int, dropped: int) -> dict[str, Any]:
