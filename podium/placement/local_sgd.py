@@ -231,7 +231,7 @@ class _Averaging:
         learner = Learner(
             acting.agent,
             self.sizes,
-            devices,
+            self.mesh,
             acting.shapes(self.sizes.rollout_length, self.sizes.num_envs),
             self.start,
             self._partition,

@@ -192,20 +192,17 @@ def zeros(shapes: PyTree) -> Any:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
-def _cut(rollout: Rollout, low: int, high: int) -> Rollout:
+@partial(jax.jit, static_argnums=(1, 2))
+def cut(rollout: Rollout, low: int, high: int) -> Rollout:
+    """Return the environments from `low` up to `high`."""
     return map_envs(lambda axis, x: jax.lax.slice_in_dim(x, low, high, axis=axis), rollout)
 
 
-def _join(rollouts: list[Rollout]) -> Rollout:
+@jax.jit
+def join(rollouts: list[Rollout]) -> Rollout:
+    """Return the environments of all rollouts, in their order, with the oldest version."""
     versions = jnp.stack([rollout.policy_version for rollout in rollouts])
     return map_envs(lambda axis, *x: jnp.concatenate(x, axis), *rollouts)._replace(policy_version=versions.min())
-
-
-cut: Callable[..., Rollout] = jax.jit(_cut, static_argnums=(1, 2))
-"""`(rollout, low, high) -> Rollout` of the environments from `low` up to `high`."""
-
-join: Callable[..., Rollout] = jax.jit(_join)
-"""`(rollouts) -> Rollout` of the environments of all, in their order, with the oldest version."""
 
 
 def seed_after(seed: int, failures: int) -> int:
