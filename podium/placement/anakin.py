@@ -109,9 +109,6 @@ class _Iteration:
     """One iteration: every device plays its own environments, then all learn from the one batch.
 
     Args:
-      acting: in all environments.
-      sizes: of the run.
-      devices: of the mesh.
       by_seed: whether each device has whole seeds of its own, and not its share of every batch.
     """
 

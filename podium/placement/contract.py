@@ -122,6 +122,7 @@ class Experience(NamedTuple):
 
 
 Heartbeat = Callable[[], None]
+"""Called as something goes on; may raise."""
 
 Following = Callable[[], PyTree | None]
 """Returns the parameters that the next rollout will be played with, or None where they are not known yet."""
@@ -169,8 +170,6 @@ class Acting(abc.ABC):
     """How an actor acts in environments of one kind, fused with them or on the host: functions, and what compiles them.
 
     Attributes:
-      agent: that acts.
-      env: that it acts in.
       num_envs: environments of one actor, E.
       length: steps of a rollout, T.
       on_host: whether the environments run on the CPU, outside the state of a run.
@@ -261,11 +260,7 @@ class Program:
     """A training program: what a placement makes of one agent, one environment and one set of sizes.
 
     Attributes:
-      agent: that is trained.
-      env: that it is trained in.
-      sizes: of the run.
       devices: that learn.
-      loop: that trains.
       layout: names the placement and the form of its state, for checkpoints: equal names, equal forms.
       moves: returns the bytes that move in an update, by the name of what moves.
       report: `(moves) -> Report`.

@@ -286,7 +286,11 @@ class ReplayLoop(ActorLearnerLoop):
     def update(self, state: Any, number: int) -> tuple[Any, Metrics]:
         """Take as many gradient steps as an insertion is worth, and observe what was inserted meanwhile."""
         assert self._replay is not None
-        waited, rows, seen, finite = self._wait_for_more(), list[Metrics](), list[Inserted](), True
+        began, rows, seen, finite = time.perf_counter(), list[Metrics](), list[Inserted](), True
+        while not self._ready and not self._inserted:
+            time.sleep(0.002)
+            self._check_threads()
+        waited = time.perf_counter() - began
         fold_key = jax.random.split(keys.iteration(state.key, state.update).learn)[1]
         for step in range(self._drawn.per_insertion if self._ready else 0):
             sample_key, grad_key = jax.random.split(jax.random.fold_in(fold_key, step))
@@ -322,14 +326,6 @@ class ReplayLoop(ActorLearnerLoop):
                 self._limiter.open()
                 self._ready = True
             heartbeat()
-
-    def _wait_for_more(self) -> float:
-        """Wait, until the replay can be sampled, for an insertion; returns the seconds."""
-        began = time.perf_counter()
-        while not self._ready and not self._inserted:
-            time.sleep(0.002)
-            self._check_threads()
-        return time.perf_counter() - began
 
     def _check_threads(self) -> None:
         """Raise for a dead or hung worker, which the inserter notices, or inserter."""
@@ -378,16 +374,15 @@ class ReplayLoop(ActorLearnerLoop):
 
     def bytes_moved(self, played_on: Sequence[jax.Device | None], copies: int) -> dict[str, int]:
         """Return what learning moves in an update, from shapes; see `learning_bytes`."""
-        drawn, planner, learner = self._drawn, self._steps.planner, self.learner
-        away = sum(device != planner for device in played_on)
-        elsewhere = self._engine.apart or [planner] != learner.devices
-        rollout, devices = learner.rollout_shapes, len(learner.devices)
+        drawn, planner, devices = self._drawn, self._steps.planner, self.learner.devices
+        rollout, away = self.learner.rollout_shapes, sum(device != planner for device in played_on)
+        elsewhere = self._engine.apart or [planner] != devices
         return {
             "trajectories": (nbytes(rollout) - nbytes(rollout.policy_version)) * away // len(played_on),
             **({"insertions": nbytes(self._functions.plan.data)} if self._engine.apart else {}),
             "minibatches": drawn.per_insertion * nbytes(drawn.minibatch) if elsewhere else 0,
             "parameters": nbytes(params_shapes(self._acting.agent, self._acting.spec)) * copies,
-            "gradient sums": drawn.per_insertion * nbytes(self._steps.gradient()) if devices > 1 else 0,
+            "gradient sums": drawn.per_insertion * nbytes(self._steps.gradient()) if len(devices) > 1 else 0,
         }
 
 

@@ -35,6 +35,7 @@ from podium.placement.compiled.iteration import (
     resolve_lanes,
     rollout_finite,
     specs_of,
+    start,
 )
 from podium.placement.compiled.learner import Learner
 from podium.placement.contract import (
@@ -104,7 +105,6 @@ class LocalSGD(Placement):
         sizes = Sizes(num_envs, rollout_length, 1, lanes)
         averaging = _Averaging(acting, sizes, workers, self.average_every, make_mesh(devices, "env"))
         loop = averaging.loop(asked.max_updates, devices, self.actor_timeout)
-
         layout = f"{'HostLocalSGD' if acting.on_host else 'LocalSGD'} of {workers} workers"
         report, additions = partial(self._explain, num_envs), {**ADDITIONS, "worker_distance": "mean"}
         loses = EPISODES_RESTART if acting.on_host else ""
@@ -226,13 +226,11 @@ class _Averaging:
 
     def start(self, key: Key) -> LocalSGDState:
         """Return the first state."""
-        roots, share = keys.roots(key), dataclasses.replace(self.sizes, num_envs=self.acting.num_envs)
-        agent = self.acting.agent.init(roots.agent, self.acting.spec)
-        rollout = self.acting.begin(roots.env, jnp.arange(self.sizes.num_envs))
+        share = dataclasses.replace(self.sizes, num_envs=self.acting.num_envs)
+        one = start(key, self.acting, self.sizes, with_replay=False)
         split = lambda x: x.reshape(self.workers, share.num_envs, *x.shape[1:])
-        workers, replay = self._each(jax.tree.map(jnp.copy, agent)), self._each(empty_replay(self.acting, share))
-        update = jnp.zeros((), jnp.int32)
-        return LocalSGDState(roots.run, update, agent, workers, replay, jax.tree.map(split, rollout))
+        workers, replay = self._each(jax.tree.map(jnp.copy, one.agent)), self._each(empty_replay(self.acting, share))
+        return LocalSGDState(one.key, one.update, one.agent, workers, replay, jax.tree.map(split, one.rollout))
 
     def _partition(self, shapes: LocalSGDState) -> LocalSGDState:
         split = lambda tree: jax.tree.map(lambda x: BY_WORKER, tree)
@@ -284,12 +282,8 @@ class _Averaging:
         workers, replay, metrics = learned
         workers = jax.vmap(agent.observe, in_axes=(0, None))(workers, trajectory)
         update = state.update + 1
-        mean, workers, distance = jax.lax.cond(
-            update % self.average_every == 0,
-            self._average,
-            lambda workers: (state.agent, workers, jnp.full((), jnp.nan)),
-            workers,
-        )
+        apart = lambda workers: (state.agent, workers, jnp.full((), jnp.nan))
+        mean, workers, distance = jax.lax.cond(update % self.average_every == 0, self._average, apart, workers)
         metrics = {**jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics), "worker_distance": distance}
         state = LocalSGDState(state.key, update, mean, workers, replay, state.rollout)
         return state, metrics, rollout_finite(agent, trajectory)

@@ -92,8 +92,6 @@ class SingleLoop:
     """A `Loop` in Python: play, learn, and again.
 
     Args:
-      acting: of the one actor.
-      sizes: of the run.
       timeout: seconds without a heartbeat after which the actor counts as hung; None plays in this thread.
     """
 

@@ -30,7 +30,6 @@ class CompiledLoop(CompiledOnMesh):
     Args:
       start, partition, mesh: see `CompiledOnMesh`.
       iterate: one iteration.
-      sizes: of the run.
       max_updates: iterations that a chunk may have.
       settle: `(state) -> state` as a chunk hands it over: `state.agent` is the agent's State then.
       spread: makes of the chunk of one seed that of all that run at once.

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -20,12 +19,12 @@ from podium.networks import batch_over
 from podium.placement.compiled.iteration import (
     chunk_finite,
     cut,
-    empty_replay,
     gradient_bytes,
     join,
     map_envs,
     params_shapes,
     rollout_finite,
+    start,
 )
 from podium.placement.compiled.once import CompiledOnMesh
 from podium.placement.contract import Acting, Rollout, RunState, Sizes, nbytes
@@ -37,8 +36,6 @@ class Learner(CompiledOnMesh):
     """One program over the mesh of the devices that learn; rollouts go in, metrics and parameters come out.
 
     Args:
-      agent: that learns.
-      sizes: of the run.
       start, partition, mesh: see `CompiledOnMesh`; environments lie along "env".
       rollout_shapes: of the rollouts of all environments as one.
       learn: `(state, trajectory) -> (state, metrics)`, "finite" among the metrics.
@@ -64,16 +61,16 @@ class Learner(CompiledOnMesh):
         self._params = self.acted_with or (lambda state: self.agent.actor(state.agent))
         self._params_sharding = NamedSharding(self.mesh, self.params_along)
         along = [NamedSharding(self.mesh, spec) for spec in (P("env"), P(None, "env"))]
-        self.rollout_shardings = map_envs(lambda axis, x: along[axis], self.rollout_shapes)._replace(
-            policy_version=NamedSharding(self.mesh, P())
-        )
+        self._everywhere = NamedSharding(self.mesh, P())
+        shardings = map_envs(lambda axis, x: along[axis], self.rollout_shapes)
+        self.rollout_shardings = shardings._replace(policy_version=self._everywhere)
 
     def _lower(self) -> Any:
         update = jax.jit(
             self._step,
             donate_argnums=(0,) if self.donate else (),
             in_shardings=(self.shardings, self.rollout_shardings),
-            out_shardings=(self.shardings, NamedSharding(self.mesh, P()), self._params_sharding),
+            out_shardings=(self.shardings, self._everywhere, self._params_sharding),
         )
         return update.lower(self.abstract_state(), self.rollout_shapes)
 
@@ -99,11 +96,8 @@ class Learner(CompiledOnMesh):
 
     def assemble(self, rollouts: Sequence[Rollout], version: int) -> Rollout:
         """Join rollouts, in the order of their environments, into one batch on the mesh."""
-        share, low, parts = self.sizes.num_envs // len(self.devices), 0, []
-        for rollout in rollouts:
-            parts.append((low, rollout))
-            low += rollout.reward.shape[1]
-        local = [self._on(device, parts, i * share, share) for i, device in enumerate(self.own_devices)]
+        share = self.sizes.num_envs // len(self.devices)
+        local = [self._on(device, rollouts, i * share, share) for i, device in enumerate(self.own_devices)]
         if len(self.devices) == 1:
             return jax.device_put(local[0], self.rollout_shardings)
 
@@ -112,17 +106,18 @@ class Learner(CompiledOnMesh):
             return jax.make_array_from_single_device_arrays(shape, sharding, list(shards))
 
         # The version is the same everywhere, though some device may hold no rollout of the oldest.
-        everywhere = jax.device_put(np.int32(version), NamedSharding(self.mesh, P()))
-        return map_envs(whole, self.rollout_shardings, *local)._replace(policy_version=everywhere)
+        oldest = jax.device_put(np.int32(version), self._everywhere)
+        return map_envs(whole, self.rollout_shardings, *local)._replace(policy_version=oldest)
 
-    def _on(self, device: jax.Device, parts: Sequence[tuple[int, Rollout]], low: int, size: int) -> Rollout:
-        """Return the environments from `low` on, as many as `size`, of rollouts that begin with those given."""
+    def _on(self, device: jax.Device, rollouts: Sequence[Rollout], low: int, size: int) -> Rollout:
+        """Return the environments from `low` on, as many as `size`, of rollouts in the order of their environments."""
         mine = []
-        for first, rollout in parts:
+        for rollout in rollouts:
             number = rollout.reward.shape[1]
-            a, b = max(low - first, 0), min(low + size - first, number)
+            a, b = max(low, 0), min(low + size, number)
             if a < b:
                 mine.append(jax.device_put(rollout if b - a == number else cut(rollout, a, b), device))
+            low -= number
         return join(mine) if len(mine) > 1 else mine[0]
 
     def _local(self, params: PyTree) -> PyTree:
@@ -151,14 +146,8 @@ def learner_of(acting: Acting, sizes: Sizes, devices: Sequence[jax.Device]) -> L
         return following, {**learned.metrics, "finite": finite}
 
     mesh, shapes = make_mesh(devices, "env"), acting.shapes(sizes.rollout_length, sizes.num_envs)
-    return Learner(agent, sizes, mesh, shapes, lambda key: start_apart(key, acting, sizes), partition, update)
-
-
-def start_apart(key: Key, acting: Acting, sizes: Sizes, with_replay: bool = True) -> RunState:
-    """Return the first state of a run whose environments, and perhaps its replay, are no part of it."""
-    roots = keys.roots(key)
-    replay = empty_replay(acting, sizes) if with_replay else ()
-    return RunState(roots.run, jnp.zeros((), jnp.int32), acting.agent.init(roots.agent, acting.spec), replay, ())
+    begin = lambda key: start(key, acting, sizes, with_envs=False)
+    return Learner(agent, sizes, mesh, shapes, begin, partition, update)
 
 
 def learning_bytes(

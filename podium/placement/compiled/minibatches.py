@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 from podium import xla
 from podium.devices import at, jit, make_mesh
 from podium.networks import batch_over
-from podium.placement.compiled.iteration import rollout_finite
-from podium.placement.compiled.learner import Learner, start_apart
+from podium.placement.compiled.iteration import rollout_finite, start
+from podium.placement.compiled.learner import Learner
 from podium.placement.compiled.once import CompiledOnce
 from podium.placement.contract import Acting, Rollout, RunState, Sizes
 from podium.types import Key, Metrics, PyTree, Trajectory
@@ -30,9 +30,9 @@ def observer_of(acting: Acting, sizes: Sizes, devices: Sequence[jax.Device]) -> 
         return state._replace(agent=agent.observe(state.agent, trajectory)), {"finite": finite}
 
     mesh, shapes = make_mesh(devices, "env"), acting.shapes(sizes.rollout_length, sizes.num_envs)
-    start = lambda key: start_apart(key, acting, sizes, with_replay=False)
+    begin = lambda key: start(key, acting, sizes, with_replay=False, with_envs=False)
     everywhere = lambda shapes: jax.tree.map(lambda x: P(), shapes)
-    return Learner(agent, sizes, mesh, shapes, start, everywhere, update, donate=False)
+    return Learner(agent, sizes, mesh, shapes, begin, everywhere, update, donate=False)
 
 
 @dataclasses.dataclass(eq=False)

@@ -34,8 +34,6 @@ class ReplayFunctions:
     """What a replay is made of.
 
     Args:
-      agent: whose replay it is.
-      sizes: of the run.
       plan: shapes of the agent's plan for a batch of rollouts, whose data go into the replay.
       device: that holds it; None is the first of the process.
     """
@@ -102,7 +100,6 @@ class ReplayServer:
     """A `Store` wherever an engine puts it, for several threads.
 
     Args:
-      engine: that places it.
       functions: what it is made of.
       timeout: seconds that a call may take, once it stands.
     """
