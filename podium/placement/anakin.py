@@ -7,8 +7,7 @@ update is written for the one global batch, and the partitioner inserts the sums
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
@@ -27,16 +26,16 @@ from podium.placement.compiled.chunk import CompiledLoop
 from podium.placement.compiled.iteration import gradient_bytes, resolve_lanes, rollout_finite, specs_of, start
 from podium.placement.contract import (
     NEVER,
+    Acting,
     Asked,
     Move,
     Placement,
     Program,
     Report,
-    Role,
     RunState,
     Sizes,
-    device_name,
-    numbers,
+    roles_on,
+    shares,
 )
 from podium.rollout import RolloutState, rollout
 from podium.types import Array, Key, Metrics, PyTree
@@ -66,9 +65,9 @@ class Anakin(Placement):
         by_seed = seeds > 1 and seeds % len(devices) == 0
         lanes = resolve_lanes(acting, num_envs, rollout_length, 1 if by_seed else len(devices), asked.num_lanes)
         sizes = Sizes(num_envs, rollout_length, seeds, lanes)
-        iteration = _Iteration(agent, acting.env, sizes, devices, by_seed)
+        iteration = _Iteration(acting, sizes, devices, by_seed)
         loop = CompiledLoop(
-            partial(iteration.start, acting),
+            iteration.start,
             iteration.partition,
             iteration,
             iteration.mesh,
@@ -84,7 +83,7 @@ class Anakin(Placement):
             state = jax.eval_shape(lambda key: start(key, acting, sizes), jax.random.key(0))
             return {"gradient sums": gradient_bytes(acting, sizes, state.agent, state.replay) * seeds}
 
-        report = lambda moves: _report(devices, iteration.shares(), moves["gradient sums"])
+        report = lambda moves: self._explain(num_envs, moves, seeds)
         return Program(agent, acting.env, sizes, devices, loop, "Anakin", moves, report)
 
     @classmethod
@@ -92,10 +91,17 @@ class Anakin(Placement):
         """Return every device."""
         return [cls(num_devices)]
 
-    def explain(self) -> Report:
-        """Say in a table and a drawing who runs where and what moves; `Program.explain` knows the numbers."""
+    def _explain(self, num_envs: int | None, amounts: Mapping[str, int | None], seeds: int = 1) -> Report:
         devices = resolve_devices(self.devices)
-        return _report(devices, ["its share of the environments"] * len(devices), None if len(devices) > 1 else 0)
+        gradients, each = amounts.get("gradient sums", None if len(devices) > 1 else 0), seeds // len(devices)
+        has = [share + (f", of each of {seeds} seeds" if seeds > 1 else "") for share in shares(num_envs, len(devices))]
+        if seeds > 1 and seeds % len(devices) == 0:
+            has = [f"{each} whole run{'s' if each > 1 else ''}"] * len(devices)
+        roles = roles_on(devices, "everything", has)
+        moves = [Move("gradient sums", "among the devices", gradients)] if gradients != 0 else []
+        title = "Anakin: one compiled program; each device steps environments, acts and learns."
+        waits = "devices for one another, at every sum of gradients" if moves else "nobody for another device"
+        return Report(title, roles, moves, stale=NEVER, waits=f"learning for the rollout, then that for it; {waits}.")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,52 +109,43 @@ class _Iteration:
     """One iteration: every device plays its own environments, then all learn from the one batch.
 
     Args:
-      agent: that is trained.
-      env: that resets itself.
-      sizes: of the run.
-      devices: of the mesh.
       by_seed: whether each device has whole seeds of its own, and not its share of every batch.
     """
 
-    agent: Agent
-    env: Env
+    acting: Acting
     sizes: Sizes
     devices: list[jax.Device]
     by_seed: bool
 
     def __call__(self, state: RunState) -> tuple[RunState, Metrics, Array]:
         """Collect a rollout with the current policy, and learn from it."""
-        rollout_key, learn_key = keys.iteration(state.key, state.update)
-        collected = self._collect(rollout_key, self.agent.actor(state.agent), state.rollout, state.update)
+        agent, (rollout_key, learn_key) = self.acting.agent, keys.iteration(state.key, state.update)
+        collected = self._collect(rollout_key, agent.actor(state.agent), state.rollout, state.update)
         following, trajectory, ended = collected
-        learned = learn(learn_key, self.agent, state.agent, state.replay, trajectory, self.sizes.num_lanes)
+        learned = learn(learn_key, agent, state.agent, state.replay, trajectory, self.sizes.num_lanes)
         metrics = {**learned.metrics, **episodes.summarize(ended)}
         state = RunState(state.key, state.update + 1, learned.state, learned.replay, following)
-        return state, metrics, rollout_finite(self.agent, trajectory)
+        return state, metrics, rollout_finite(agent, trajectory)
 
     def _collect(self, key: Key, params: PyTree, state: RolloutState, version: Array) -> Any:
         def local(key: Key, params: PyTree, state: RolloutState, version: Array) -> Any:
-            return rollout(key, self.agent, self.env, params, state, self.sizes.rollout_length, version)
+            agent, env, length = self.acting.agent, self.acting.env, self.sizes.rollout_length
+            return rollout(key, agent, env, params, state, length, version)
 
-        if self.by_seed or len(self.devices) == 1:
-            return local(key, params, state, version)
         rows: Any = P(None, "env")
-        return jax.shard_map(
-            local,
-            mesh=self.mesh,
-            in_specs=(P(), P(), P("env"), P()),
-            out_specs=(P("env"), specs_of("env"), Ended(rows, rows, rows)),
-            check_vma=False,
-        )(key, params, state, version)
+        specs, out_specs = (P(), P(), P("env"), P()), (P("env"), specs_of("env"), Ended(rows, rows, rows))
+        if not self.by_seed and len(self.devices) > 1:
+            local = jax.shard_map(local, mesh=self.mesh, in_specs=specs, out_specs=out_specs, check_vma=False)
+        return local(key, params, state, version)
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
         """The mesh, along which environments lie, or seeds."""
         return make_mesh(self.devices, "seed" if self.by_seed else "env")
 
-    def start(self, acting: Any, key: Key) -> RunState:
+    def start(self, key: Key) -> RunState:
         """Return the first state of all seeds."""
-        first = lambda key: start(key, acting, self.sizes)
+        first = lambda key: start(key, self.acting, self.sizes)
         if self.sizes.seeds == 1:
             return first(key)
         seed_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(self.sizes.seeds))
@@ -175,20 +172,3 @@ class _Iteration:
             return several
         seed = P("seed")
         return jax.shard_map(several, mesh=self.mesh, in_specs=(seed, P()), out_specs=(seed, seed), check_vma=False)
-
-    def shares(self) -> list[str]:
-        """Name what each device has."""
-        number, sizes = len(self.devices), self.sizes
-        if self.by_seed:
-            share = sizes.seeds // number
-            return [f"{share} whole run{'s' if share > 1 else ''}"] * number
-        share, of_seeds = sizes.num_envs // number, f", of each of {sizes.seeds} seeds" if sizes.seeds > 1 else ""
-        return [numbers(i * share, share) + of_seeds for i in range(number)]
-
-
-def _report(devices: list[jax.Device], shares: list[str], gradients: int | None) -> Report:
-    roles = [Role("everything", device_name(device), share) for device, share in zip(devices, shares, strict=True)]
-    moves = [Move("gradient sums", "among the devices", gradients)] if gradients != 0 else []
-    title = "Anakin: one compiled program; each device steps environments, acts and learns."
-    waits = "devices for one another, at every sum of gradients." if gradients != 0 else "nobody for another device."
-    return Report(title, roles, moves, stale=NEVER, waits=f"learning for the rollout, then that for it; {waits}")

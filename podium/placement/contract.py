@@ -6,6 +6,7 @@ learner. Everything that differs between programs and that others ask for is a v
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
@@ -15,30 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium import distributed
-from podium.agent import Agent, nearest_multiples
-from podium.agent import check_fields as check_fields
+from podium.agent import Agent, check_fields, nearest_multiples  # noqa: F401
 from podium.env import Env
 from podium.host import HostEnvFactory
-from podium.placement.report import NEVER as NEVER
-from podium.placement.report import Move as Move
-from podium.placement.report import Report
-from podium.placement.report import Role as Role
-from podium.placement.report import device_name as device_name
-from podium.placement.report import nbytes as nbytes
-from podium.placement.report import numbers as numbers
+from podium.placement.report import NEVER, Move, Report, Role, device_name, nbytes, numbers, roles_on, shares  # noqa: F401
 from podium.rollout import RolloutState
 from podium.tally import OF_EPISODES, Addition
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
 
-ACTING: Mapping[str, Addition] = {
-    **OF_EPISODES,
-    "valid_steps": "sum",
-    "env_seconds": "sum",
-    "inference_seconds": "sum",
-}
+ACTING: Mapping[str, Addition] = {**OF_EPISODES, "valid_steps": "sum", "env_seconds": "sum", "inference_seconds": "sum"}
 """What is counted where actors play apart from the learner."""
 
-STATS = ("episodes", "episode_return_sum", "episode_length_sum", "valid_steps", "env_seconds", "inference_seconds")
+STATS = tuple(ACTING)
 """What an actor counts in a rollout."""
 
 EPISODES_RESTART = "episodes restart (environments on the CPU save no state)"
@@ -132,6 +121,9 @@ class Experience(NamedTuple):
     maxima: dict[str, float] = {}
 
 
+Heartbeat = Callable[[], None]
+"""Called as something goes on; may raise."""
+
 Following = Callable[[], PyTree | None]
 """Returns the parameters that the next rollout will be played with, or None where they are not known yet."""
 
@@ -150,27 +142,20 @@ class Actor(Protocol):
     standing: Any
 
     def play(
-        self,
-        params: PyTree,
-        version: int,
-        iteration: int,
-        heartbeat: Callable[[], None],
-        following: Following = nothing_yet,
+        self, params: PyTree, version: int, iteration: int, heartbeat: Heartbeat, following: Following = nothing_yet
     ) -> Experience:
         """Play one rollout.
 
         Args:
           params: to act with.
-          version: updates behind them.
+          version: updates behind `params`.
           iteration: number of this rollout, from which its keys derive.
           heartbeat: called after every step, or once where all steps are one; may raise, and the rollout is lost.
           following: asked towards the end, by an actor that can let the next rollout begin while this one ends.
         """
-        ...
 
     def close(self) -> None:
         """Release the environments; may be called twice."""
-        ...
 
 
 MakeActor = Callable[..., Actor]
@@ -180,62 +165,53 @@ They start from `seed`, or stand where `standing` says.
 """
 
 
-class Acting(Protocol):
+@dataclasses.dataclass(frozen=True)
+class Acting(abc.ABC):
     """How an actor acts in environments of one kind, fused with them or on the host: functions, and what compiles them.
 
     Attributes:
-      agent: that acts.
-      env: that it acts in.
       num_envs: environments of one actor, E.
       length: steps of a rollout, T.
       on_host: whether the environments run on the CPU, outside the state of a run.
     """
 
-    @property
-    def agent(self) -> Agent: ...  # noqa: D102
-
-    @property
-    def env(self) -> Any: ...  # noqa: D102
-
-    @property
-    def num_envs(self) -> int: ...  # noqa: D102
-
-    @property
-    def length(self) -> int: ...  # noqa: D102
-
-    @property
-    def on_host(self) -> bool: ...  # noqa: D102
+    agent: Agent
+    env: Any
+    num_envs: int
+    length: int
+    on_host: ClassVar[bool]
 
     @property
     def spec(self) -> EnvSpec:
         """What describes an environment."""
-        ...
+        spec: EnvSpec = self.env.spec
+        return spec
 
+    @abc.abstractmethod
     def begin(self, key: Key, index: Array) -> RolloutState | tuple[()]:
         """Return where environments numbered `index` [B] stand at the start; `()` where they are outside the state."""
-        ...
 
+    @abc.abstractmethod
     def shapes(self, length: int, num_envs: int) -> Rollout:
         """Return the shapes of a rollout of so many steps and environments."""
-        ...
 
-    def compile(self, params: PyTree, device: jax.Device, keeps: bool = False) -> Callable[..., Any]:
-        """Compile for a device, and return what makes actors there; see `MakeActor`.
+    @abc.abstractmethod
+    def compile(self, params: PyTree, device: jax.Device, keeps: bool = False) -> MakeActor:
+        """Compile for a device, and return what makes actors there.
 
         Args:
           params: shapes of the parameters that act.
           device: that acts.
           keeps: whether playing leaves where the environments stood as it was, because it may be repeated.
         """
-        ...
 
-    def in_python(self, params: PyTree, device: jax.Device) -> Callable[..., Any]:
+    @abc.abstractmethod
+    def in_python(self, params: PyTree, device: jax.Device) -> MakeActor:
         """Return what makes actors whose loops are Python's, to be read along."""
-        ...
 
+    @abc.abstractmethod
     def bytes_moved(self, params: PyTree, num_envs: int) -> dict[str, int]:
         """Return what goes up to the device and comes down from it in a rollout of so many environments."""
-        ...
 
 
 class Loop(Protocol):
@@ -244,23 +220,18 @@ class Loop(Protocol):
     @property
     def compile_seconds(self) -> float:
         """Seconds spent in tracing and compiling so far."""
-        ...
 
     def init(self, seed: int) -> Any:
         """Return the first state."""
-        ...
 
     def abstract_state(self) -> Any:
         """Return the state's shapes, dtypes and shardings, to restore a checkpoint into."""
-        ...
 
     def lower(self) -> None:
         """Trace, once, so that `compile` need not, and may run in another thread."""
-        ...
 
     def compile(self) -> None:
         """Compile, once, so that the first chunk does not."""
-        ...
 
     def chunk(self, state: Any, num_updates: int) -> tuple[Any, Metrics]:
         """Do `num_updates` iterations, at most the `max_updates` that the program was built for; consumes `state`.
@@ -272,22 +243,16 @@ class Loop(Protocol):
         Raises:
           ActorError: a thread of the run died or hung.
         """
-        ...
 
     def close(self) -> None:
         """End what runs beside the caller's thread; the loop is not used afterwards."""
-        ...
-
-
-def put_like(new: PyTree, old: PyTree) -> PyTree:
-    """Return the numbers of `new` placed as those of `old` are."""
-    return jax.tree.map(lambda new, old: distributed.put(jnp.asarray(new), old.sharding), new, old)
 
 
 def adopt(state: Any, agent: PyTree, update: int) -> Any:
     """Return a first state with another run's State of the agent, and as if it had come to `update`."""
-    done = put_like(np.asarray(update, np.int32), state.update)
-    return state._replace(update=done, agent=put_like(agent, state.agent))
+    put = lambda new, old: distributed.put(jnp.asarray(new), old.sharding)
+    done = put(np.asarray(update, np.int32), state.update)
+    return state._replace(update=done, agent=jax.tree.map(put, agent, state.agent))
 
 
 @dataclasses.dataclass(eq=False)
@@ -295,11 +260,7 @@ class Program:
     """A training program: what a placement makes of one agent, one environment and one set of sizes.
 
     Attributes:
-      agent: that is trained.
-      env: that it is trained in.
-      sizes: of the run.
       devices: that learn.
-      loop: that trains.
       layout: names the placement and the form of its state, for checkpoints: equal names, equal forms.
       moves: returns the bytes that move in an update, by the name of what moves.
       report: `(moves) -> Report`.
@@ -421,20 +382,15 @@ class Placement:
         return self.program(agent, env, asked)
 
     def program(self, agent: Agent, env: Env | HostEnvFactory, asked: Asked) -> Program:
-        """Return the program for what was asked, which `build` has checked as far as it goes for every placement.
-
-        Args:
-          agent: to train.
-          env: to train it in.
-          asked: sizes.
-
-        Raises:
-          ValueError: for a size that does not fit, before anything is compiled.
-        """
+        """Return the program for what was asked, which `build` has checked as far as it goes for every placement."""
         raise NotImplementedError(f"{type(self).__name__} has no method program.")
 
     def explain(self) -> Report:
         """Say in a table and a drawing who runs where and what moves; `Program.explain` knows the numbers."""
+        return self._explain(None, {})
+
+    def _explain(self, num_envs: int | None, amounts: Mapping[str, int | None]) -> Report:
+        """Return what `explain` says; environments and bytes are those of a program, where there is one."""
         raise NotImplementedError(f"{type(self).__name__} has no method explain.")
 
     @classmethod

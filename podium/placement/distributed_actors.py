@@ -8,11 +8,13 @@ begins its next rollout, or less often. Pure environments and the policy are one
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, Self
 
 import jax
@@ -20,11 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium import keys
-from podium.agent import Agent
+from podium.agent import Agent, check_fields
 from podium.devices import Devices, resolve_apart, resolve_devices, share_devices
 from podium.env import Env
 from podium.host import HostEnvFactory
-from podium.placement.actors.actor import make_acting
+from podium.placement.actors.actor import compile_actors, make_acting
 from podium.placement.actors.loop import ActorLearnerLoop
 from podium.placement.actors.pool import ADDITIONS, ActorPool, account
 from podium.placement.compiled.iteration import all_finite, join, params_shapes, plan_shapes, resolve_lanes
@@ -34,6 +36,7 @@ from podium.placement.contract import (
     EPISODES_RESTART,
     STATS,
     Acting,
+    Actor,
     Asked,
     Experience,
     Move,
@@ -44,10 +47,10 @@ from podium.placement.contract import (
     Rollout,
     Sizes,
     check_divides,
-    check_fields,
     device_name,
     nbytes,
-    numbers,
+    roles_on,
+    shares,
 )
 from podium.placement.remote.actors import RemoteActor
 from podium.placement.remote.engine import Engine, resolve_engine
@@ -119,60 +122,23 @@ class DistributedActors(Placement):
         acting = make_acting(agent, env, num_envs // self.workers, rollout_length)
         lanes = resolve_lanes(acting, num_envs, rollout_length, len(learners), asked.num_lanes)
         sizes, in_order = Sizes(num_envs, rollout_length, 1, lanes), self.lockstep or agent.replay is not None
-        pool = self._pool(acting, on_devices, in_order)
-        apart = resolve_engine(self.engine).apart
-        share = acting.num_envs
-        played_on = [None if apart else on_devices[i // share % len(on_devices)] for i in range(num_envs)]
-        acted = {} if apart else acting.bytes_moved(params_shapes(agent, acting.spec), num_envs)
-        loop: ReplayLoop | DistributedActorsLoop
-        if self.replay_apart:
-            loop = ReplayLoop(self, acting, sizes, learners, pool)
-            moves = lambda: {**acted, **loop.bytes_moved(played_on, self._copies(on_devices))}
-        else:
-            learner = learner_of(acting, sizes, learners)
-            loop = DistributedActorsLoop(learner, pool)
-            moves = lambda: {**acted, **learning_bytes(learner, acting, played_on, self._copies(on_devices))}
+        engine, share = resolve_engine(self.engine), acting.num_envs
+        places = [on_devices[worker % len(on_devices)] for worker in range(self.workers)]
+        played_on = [None if engine.apart else places[i // share] for i in range(num_envs)]
+        acted = {} if engine.apart else acting.bytes_moved(params_shapes(agent, acting.spec), num_envs)
+        # How often the parameters are sent in an update, if every worker fetches those of each.
+        copies = self.workers if engine.apart else len(on_devices)
 
-        def report(amounts: Mapping[str, int]) -> Report:
-            learnt, of_batches = num_envs // len(learners), "its share of every batch"
-            return self._report(
-                [numbers(i * share, share) for i in range(self.workers)],
-                [numbers(i * learnt, learnt) if in_order else of_batches for i in range(len(learners))],
-                amounts,
-            )
-
-        return Program(
-            agent,
-            acting.env,
-            sizes,
-            learners,
-            loop,
-            "ReplayApart" if self.replay_apart else "DistributedActors",
-            moves,
-            report,
-            {**ADDITIONS, "dropped_rollouts": "sum", "replay_balance": "mean"},
-            resume_loses="episodes and the replay begin anew" if self.replay_apart else EPISODES_RESTART,
-        )
-
-    def _pool(self, acting: Acting, devices: list[jax.Device], in_order: bool) -> ActorPool:
-        engine = resolve_engine(self.engine)
-
-        def compile(params: PyTree) -> list[Callable[..., Any]]:
+        def compile(params: PyTree) -> list[Callable[[Key, int], Actor]]:
+            if not engine.apart:
+                return compile_actors(acting, places, 0, params)
             # Each of those in other processes compiles there.
-            on = [] if engine.apart else [acting.compile(params, device) for device in devices]
+            make = partial(RemoteActor, engine, acting, self.actor_timeout)
+            return [partial(make, f"podium-actor-{i}", i * share) for i in range(self.workers)]
 
-            def make(worker: int, run_key: Key, seed: int) -> Any:
-                first = worker * acting.num_envs
-                if not engine.apart:
-                    return on[worker % len(on)](run_key, seed, first)
-                name = f"podium-actor-{worker}"
-                return RemoteActor(engine, name, acting, run_key, seed, first, self.actor_timeout)
-
-            return [lambda run_key, seed, worker=worker: make(worker, run_key, seed) for worker in range(self.workers)]
-
-        return ActorPool(
+        pool = ActorPool(
             compile,
-            devices,
+            on_devices,
             self.actor_timeout,
             queue_depth=self.queue_depth,
             max_lag=self.max_lag,
@@ -181,6 +147,19 @@ class DistributedActors(Placement):
             restarts=self.restarts,
             in_order=in_order,
         )
+        loop: ReplayLoop | DistributedActorsLoop
+        if self.replay_apart:
+            loop = ReplayLoop(self, acting, sizes, learners, pool)
+            moves = lambda: {**acted, **loop.bytes_moved(played_on, copies)}
+        else:
+            learner = learner_of(acting, sizes, learners)
+            loop = DistributedActorsLoop(learner, pool)
+            moves = lambda: {**acted, **learning_bytes(learner, acting, played_on, copies)}
+        layout = "ReplayApart" if self.replay_apart else "DistributedActors"
+        report = partial(self._explain, num_envs, in_order=in_order)
+        additions = {**ADDITIONS, "dropped_rollouts": "sum", "replay_balance": "mean"}
+        loses = "episodes and the replay begin anew" if self.replay_apart else EPISODES_RESTART
+        return Program(agent, acting.env, sizes, learners, loop, layout, moves, report, additions, resume_loses=loses)
 
     def devices(self) -> tuple[list[jax.Device], list[jax.Device]]:
         """Return the devices that act, at most one a worker, and those that learn.
@@ -193,36 +172,24 @@ class DistributedActors(Placement):
         acting, learning = resolve_apart(self.actor_devices, self.learner_devices)
         return acting[: self.workers], learning
 
-    def _copies(self, on_devices: list[jax.Device]) -> int:
-        """Return how often the parameters are sent in an update, if every worker fetches those of each."""
-        return self.workers if resolve_engine(self.engine).apart else len(on_devices)
-
-    def explain(self) -> Report:
-        """Say in a table and a drawing who runs where and what moves; `Program.explain` knows the numbers."""
-        _, learners = self.devices()
-        share = "its share of the environments"
-        return self._report([share] * self.workers, [share] * len(learners))
-
     @classmethod
     def candidates(cls, num_devices: int, num_envs: int) -> Sequence[Self]:
         """Return four workers, or as many as divide `num_envs`, and as many learners as do."""
         actors, learners = share_devices(num_devices, num_envs)
         return [cls(next(n for n in (4, 2, 1) if num_envs % n == 0), actors, learners)]
 
-    def _report(
-        self, acted_for: list[str], learnt_from: list[str], amounts: Mapping[str, int | None] | None = None
-    ) -> Report:
-        on_devices, learners = self.devices()
-        replay_elsewhere = resolve_engine(self.replay_engine).apart
-        apart = resolve_engine(self.engine).apart
-        places = ["Ray actor" if apart else device_name(on_devices[i % len(on_devices)]) for i in range(self.workers)]
+    def _explain(self, num_envs: int | None, amounts: Mapping[str, int | None], in_order: bool = True) -> Report:
+        (on_devices, learners), ray = self.devices(), "Ray actor"
+        apart, replay_elsewhere = (resolve_engine(engine).apart for engine in (self.engine, self.replay_engine))
         roles = [
-            Role(f"worker {i}", place, share) for i, (place, share) in enumerate(zip(places, acted_for, strict=True))
+            Role(f"worker {i}", ray if apart else device_name(on_devices[i % len(on_devices)]), share)
+            for i, share in enumerate(shares(num_envs, self.workers))
         ]
         if self.replay_apart:
-            place = "Ray actor" if replay_elsewhere else device_name(self.replay_device or learners[0])
+            place = ray if replay_elsewhere else device_name(self.replay_device or learners[0])
             roles.append(Role("replay", place, "all of it"))
-        roles += [Role("learning", device_name(x), share) for x, share in zip(learners, learnt_from, strict=True)]
+        learnt = shares(num_envs, len(learners)) if in_order else ["its share of every batch"] * len(learners)
+        roles += roles_on(learners, "learning", learnt)
         ways = {
             "observations": "among worker threads and devices",
             "actions": "among worker threads and devices",
@@ -240,9 +207,9 @@ class DistributedActors(Placement):
             stale += "." if self.max_lag is None else f"; rollouts more than {self.max_lag} updates old are dropped."
             waits = f"a worker for learning where {self.queue_depth} of its rollouts wait"
         title = "DistributedActors: workers play with a policy copy each; one learner takes rollouts as they come."
-        if amounts is None:
-            replay = {"minibatches": None} if self.replay_apart else {}
-            amounts = {"trajectories": None, **replay, "parameters": None, "gradient sums": None}
+        if num_envs is None:
+            replay = ["minibatches"] if self.replay_apart else []
+            amounts = dict.fromkeys(["trajectories", *replay, "parameters", "gradient sums"])
         moves = [Move(name, ways[name], amount) for name, amount in amounts.items()]
         if self.replay_apart:
             learns = f"learning and workers for one another where they are {self.replay_tolerance:g} update(s) ahead"
@@ -263,10 +230,9 @@ class DistributedActors(Placement):
             )
         if self.lockstep and self.replay_apart:
             raise ValueError("lockstep=True ties rollouts to updates, and replay_apart=True parts them; choose one.")
-        if not self.replay_apart and self.replay_device is not None:
-            raise ValueError(f"replay_device={self.replay_device!r} is for a replay apart; give replay_apart=True too.")
-        if not self.replay_apart and self.replay_engine != "threads":
-            raise ValueError(f"replay_engine={self.replay_engine!r} is for a replay apart; give replay_apart=True too.")
+        for field, usual in {"replay_device": None, "replay_engine": "threads"}.items():
+            if not self.replay_apart and getattr(self, field) != usual:
+                raise ValueError(f"{field}={getattr(self, field)!r} is for a replay apart; give replay_apart=True too.")
         if self.replay_device is not None and resolve_engine(self.replay_engine, "replay_engine").apart:
             raise ValueError(
                 f"replay_device={self.replay_device!r} is one of this process, but replay_engine="
@@ -301,12 +267,7 @@ class ReplayLoop(ActorLearnerLoop):
     """
 
     def __init__(
-        self,
-        placement: DistributedActors,
-        acting: Acting,
-        sizes: Sizes,
-        devices: list[jax.Device],
-        pool: ActorPool,
+        self, placement: DistributedActors, acting: Acting, sizes: Sizes, devices: list[jax.Device], pool: ActorPool
     ):
         super().__init__(observer_of(acting, sizes, devices), pool)
         self._placement, self._acting, self._sizes, self._pool = placement, acting, sizes, pool
@@ -314,21 +275,30 @@ class ReplayLoop(ActorLearnerLoop):
         planner = placement.replay_device or devices[0]
         plan = plan_shapes(acting, sizes.rollout_length, sizes.num_envs)
         self._functions = ReplayFunctions(acting.agent, sizes, plan, None if self._engine.apart else planner)
-        self._drawn = self._functions.drawn()
+        self._drawn, self._batch_size = self._functions.drawn(), self._functions.replay.batch_size
         self._steps = MinibatchSteps(self.learner, self._drawn.minibatch, planner)
         self._inserted: deque[Inserted] = deque()  # Until learning starts an update takes one, then all there are.
-        self._ready = False
-        self._stop = threading.Event()
+        self._ready, self._stop = False, threading.Event()
+        self._limiter: RateLimiter
         self._replay: ReplayServer | None = None
         self._inserter: Supervisor | None = None
 
     def update(self, state: Any, number: int) -> tuple[Any, Metrics]:
         """Take as many gradient steps as an insertion is worth, and observe what was inserted meanwhile."""
-        waited, rows, seen, finite = self._wait_for_more(), list[Metrics](), list[Inserted](), True
+        assert self._replay is not None
+        began, rows, seen, finite = time.perf_counter(), list[Metrics](), list[Inserted](), True
+        while not self._ready and not self._inserted:
+            time.sleep(0.002)
+            self._check_threads()
+        waited = time.perf_counter() - began
         fold_key = jax.random.split(keys.iteration(state.key, state.update).learn)[1]
         for step in range(self._drawn.per_insertion if self._ready else 0):
-            agent, metrics, seconds = self._gradient_step(state.agent, jax.random.fold_in(fold_key, step))
-            state, waited = state._replace(agent=agent), waited + seconds
+            sample_key, grad_key = jax.random.split(jax.random.fold_in(fold_key, step))
+            waited += self._limiter.sample(self._batch_size, self._check_threads)
+            minibatch, indices = self._replay.sample(sample_key, self._check_threads)
+            agent, metrics, priorities = self._steps.step(state.agent, grad_key, minibatch)
+            self._replay.rank(indices, priorities, self._check_threads)
+            state = state._replace(agent=agent)
             rows.append(metrics)
         while self._inserted and (rows or not seen):
             seen.append(self._inserted.popleft())
@@ -337,48 +307,25 @@ class ReplayLoop(ActorLearnerLoop):
         state = state._replace(update=state.update + 1)
         self._newest, self._published = jax.block_until_ready(state.agent), number + 1
         self.actors.publish(self.learner.params(state), number + 1)
-        return state, {
-            **self._steps.mean(rows),
-            **_told(seen, number),
-            "replay_balance": np.float32(self._limiter.balance),
-            "learner_idle_seconds": waited,
-            "finite": np.array([bool(self._all_finite(state.agent)), finite]),
-        }
-
-    def _gradient_step(self, agent: PyTree, key: Key) -> tuple[PyTree, Metrics, float]:
-        assert self._acting.agent.replay is not None and self._replay is not None
-        sample_key, grad_key = jax.random.split(key)
-        waited = self._limiter.sample(self._acting.agent.replay.batch_size, self._check_threads)
-        minibatch, indices = self._replay.sample(sample_key, self._check_threads)
-        agent, metrics, priorities = self._steps.step(agent, grad_key, minibatch)
-        self._replay.rank(indices, priorities, self._check_threads)
-        return agent, metrics, waited
+        row: dict[str, Any] = {**self._steps.mean(rows), **_told(seen, number), "learner_idle_seconds": waited}
+        finite_now = np.array([bool(self._all_finite(state.agent)), finite])
+        return state, {**row, "replay_balance": np.float32(self._limiter.balance), "finite": finite_now}
 
     def _insert(self, run_key: Key, start: int, heartbeat: Heartbeat) -> None:
         """Put rollouts into the replay as they come, as far as the limiter lets it: what the inserter does."""
         assert self._replay is not None
-        number, device = start, self._steps.planner
-        while True:
+        for number in itertools.count(start):
             experiences, dropped = self._pool.collect(self._published)
             self._limiter.insert(self._sizes.steps_per_update, heartbeat)
-            rollout = join([jax.device_put(each.rollout, device) for each in experiences])
+            rollout = join([jax.device_put(each.rollout, self._steps.planner) for each in experiences])
             plan_key = jax.random.split(keys.iteration(run_key, jnp.int32(number)).learn)[0]
             ready = self._replay.add(self._steps.plan(plan_key, self._newest, rollout), heartbeat)
             told = [experience._replace(rollout=None) for experience in experiences]
             self._inserted.append(Inserted(rollout, told, dropped))
-            number += 1
             if ready:
                 self._limiter.open()
                 self._ready = True
             heartbeat()
-
-    def _wait_for_more(self) -> float:
-        """Wait, until the replay can be sampled, for an insertion; returns the seconds."""
-        began = time.perf_counter()
-        while not self._ready and not self._inserted:
-            time.sleep(0.002)
-            self._check_threads()
-        return time.perf_counter() - began
 
     def _check_threads(self) -> None:
         """Raise for a dead or hung worker, which the inserter notices, or inserter."""
@@ -389,15 +336,12 @@ class ReplayLoop(ActorLearnerLoop):
 
     def start(self, state: Any, run_key: Key, seed: int, first: int) -> None:
         """Start the workers and the inserter."""
-        assert self._acting.agent.replay is not None
-        self._newest, self._published = state.agent, first
-        items, batch = self._sizes.steps_per_update, self._acting.agent.replay.batch_size
-        per_update = self._drawn.per_insertion * batch
-        tolerance = max(self._placement.replay_tolerance * per_update, (batch + per_update) / 2)
-        self._limiter = RateLimiter(per_update / items, tolerance, self._placement.actor_timeout)
-        insert = lambda heartbeat: self._insert(run_key, first, heartbeat)
-        thread = SupervisedThread("podium-inserter", insert, self._stop)
-        self._inserter = Supervisor(thread, self._placement.actor_timeout)
+        self._newest, self._published, timeout = state.agent, first, self._placement.actor_timeout
+        per_update = self._drawn.per_insertion * self._batch_size
+        tolerance = max(self._placement.replay_tolerance * per_update, (self._batch_size + per_update) / 2)
+        self._limiter = RateLimiter(per_update / self._sizes.steps_per_update, tolerance, timeout)
+        thread = SupervisedThread("podium-inserter", partial(self._insert, run_key, first), self._stop)
+        self._inserter = Supervisor(thread, timeout)
         super().start(state, run_key, seed, first)
         thread.start()
 
@@ -407,7 +351,7 @@ class ReplayLoop(ActorLearnerLoop):
         return super().compile_seconds + self._steps.compile_seconds
 
     def lower(self) -> None:
-        """Trace learning, once, without compiling it."""
+        """Trace learning, once."""
         super().lower()
         self._steps.lower()
 
@@ -430,16 +374,15 @@ class ReplayLoop(ActorLearnerLoop):
 
     def bytes_moved(self, played_on: Sequence[jax.Device | None], copies: int) -> dict[str, int]:
         """Return what learning moves in an update, from shapes; see `learning_bytes`."""
-        drawn, planner, learner = self._drawn, self._steps.planner, self.learner
-        away = sum(device != planner for device in played_on)
-        elsewhere = self._engine.apart or [planner] != learner.devices
-        rollout, devices = learner.rollout_shapes, len(learner.devices)
+        drawn, planner, devices = self._drawn, self._steps.planner, self.learner.devices
+        rollout, away = self.learner.rollout_shapes, sum(device != planner for device in played_on)
+        elsewhere = self._engine.apart or [planner] != devices
         return {
             "trajectories": (nbytes(rollout) - nbytes(rollout.policy_version)) * away // len(played_on),
             **({"insertions": nbytes(self._functions.plan.data)} if self._engine.apart else {}),
             "minibatches": drawn.per_insertion * nbytes(drawn.minibatch) if elsewhere else 0,
             "parameters": nbytes(params_shapes(self._acting.agent, self._acting.spec)) * copies,
-            "gradient sums": drawn.per_insertion * nbytes(self._steps.gradient()) if devices > 1 else 0,
+            "gradient sums": drawn.per_insertion * nbytes(self._steps.gradient()) if len(devices) > 1 else 0,
         }
 
 

@@ -8,7 +8,8 @@ environments on the CPU an actor of each worker steps its share, and one program
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
@@ -17,12 +18,12 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from podium import distributed, episodes, keys
-from podium.agent import Agent
+from podium.agent import Agent, check_fields
 from podium.devices import Devices, make_mesh, resolve_devices
 from podium.env import Env
 from podium.host import HostEnvFactory
 from podium.learn import learn_from, prepare
-from podium.placement.actors.actor import make_acting
+from podium.placement.actors.actor import compile_actors, make_acting
 from podium.placement.actors.loop import ActorLearnerLoop
 from podium.placement.actors.pool import ADDITIONS, ActorPool
 from podium.placement.compiled.chunk import CompiledLoop
@@ -34,6 +35,7 @@ from podium.placement.compiled.iteration import (
     resolve_lanes,
     rollout_finite,
     specs_of,
+    start,
 )
 from podium.placement.compiled.learner import Learner
 from podium.placement.contract import (
@@ -49,13 +51,15 @@ from podium.placement.contract import (
     Sizes,
     adopt,
     check_divides,
-    check_fields,
     device_name,
     nbytes,
-    numbers,
+    shares,
 )
 from podium.rollout import RolloutState
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
+
+BY_WORKER = P("env")
+"""How what each worker has lies along the mesh."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,32 +105,13 @@ class LocalSGD(Placement):
         sizes = Sizes(num_envs, rollout_length, 1, lanes)
         averaging = _Averaging(acting, sizes, workers, self.average_every, make_mesh(devices, "env"))
         loop = averaging.loop(asked.max_updates, devices, self.actor_timeout)
-
-        def moves() -> dict[str, int]:
-            state = jax.eval_shape(lambda key: agent.init(key, acting.spec), jax.random.key(0))
-            acted = acting.bytes_moved(params_shapes(agent, acting.spec), num_envs)
-            return {**acted, "what workers know": averaging.bytes_moved(state)}
-
-        shares = [numbers(i * acting.num_envs, acting.num_envs) for i in range(workers)]
+        layout = f"{'HostLocalSGD' if acting.on_host else 'LocalSGD'} of {workers} workers"
+        report, additions = partial(self._explain, num_envs), {**ADDITIONS, "worker_distance": "mean"}
+        loses = EPISODES_RESTART if acting.on_host else ""
+        moves, adopt = averaging.moves, averaging.adopt
         return Program(
-            agent,
-            acting.env,
-            sizes,
-            devices,
-            loop,
-            f"{'HostLocalSGD' if acting.on_host else 'LocalSGD'} of {workers} workers",
-            moves,
-            lambda amounts: self._report(devices, shares, amounts),
-            {**ADDITIONS, "worker_distance": "mean"},
-            resume_loses=EPISODES_RESTART if acting.on_host else "",
-            adopt=averaging.adopt,
+            agent, acting.env, sizes, devices, loop, layout, moves, report, additions, resume_loses=loses, adopt=adopt
         )
-
-    def explain(self) -> Report:
-        """Say in a table and a drawing who runs where and what moves; `Program.explain` knows the numbers."""
-        devices, workers = self._resolve()
-        amounts = {"what workers know": None} if len(devices) > 1 else {}
-        return self._report(devices, ["its share of the environments"] * workers, amounts)
 
     @classmethod
     def candidates(cls, num_devices: int, num_envs: int) -> Sequence[Self]:
@@ -148,9 +133,13 @@ class LocalSGD(Placement):
             )
         return devices, workers
 
-    def _report(self, devices: list[jax.Device], shares: list[str], amounts: Mapping[str, int | None]) -> Report:
-        each = len(shares) // len(devices)
-        roles = [Role(f"worker {i}", device_name(devices[i // each]), share) for i, share in enumerate(shares)]
+    def _explain(self, num_envs: int | None, amounts: Mapping[str, int | None]) -> Report:
+        devices, workers = self._resolve()
+        if num_envs is None and len(devices) > 1:
+            amounts = {"what workers know": None}
+        places = [device_name(devices[i // (workers // len(devices))]) for i in range(workers)]
+        each = zip(places, shares(num_envs, workers), strict=True)
+        roles = [Role(f"worker {i}", place, share) for i, (place, share) in enumerate(each)]
         ways = {
             "observations": "environments on the host to workers",
             "actions": "workers to environments on the host",
@@ -159,19 +148,16 @@ class LocalSGD(Placement):
         moves = [Move(name, ways[name], amount) for name, amount in amounts.items() if amount != 0]
         title = "LocalSGD: workers step environments, act and learn alone; then they take the mean."
         often = "every iteration" if self.average_every == 1 else f"every {self.average_every} iterations"
-        stale = (
-            f"never; each acts with its own newest parameters, which differ from the others' until the mean, {often}."
-        )
-        return Report(
-            title, roles, moves, stale=stale, waits=f"workers for one another when they take the mean, {often}."
-        )
+        stale = "never; each acts with its own newest parameters, which differ from the others' until the mean"
+        waits = "workers for one another when they take the mean"
+        return Report(title, roles, moves, stale=f"{stale}, {often}.", waits=f"{waits}, {often}.")
 
 
 class LocalSGDState(NamedTuple):
     """A run of W workers, and all that a checkpoint holds.
 
     Attributes:
-      key: of the run; every iteration's keys are folded from it and `update`.
+      key: as `RunState` has it.
       update: int32, iterations done.
       agent: the mean of the workers' States at the last average or the end of the last chunk.
       workers: their States, [W, ...].
@@ -227,57 +213,27 @@ class _Averaging:
             return CompiledLoop(
                 self.start, self._partition, self._iterate, self.mesh, self.sizes, max_updates, settle=_settled
             )
-        acting, each = self.acting, self.workers // len(devices)
+        acting, sizes = self.acting, self.sizes
+        shapes = acting.shapes(sizes.rollout_length, sizes.num_envs)
+        acted_with = lambda state: jax.vmap(acting.agent.actor)(state.workers)
         learner = Learner(
-            acting.agent,
-            self.sizes,
-            devices,
-            acting.shapes(self.sizes.rollout_length, self.sizes.num_envs),
-            self.start,
-            self._partition,
-            self._update,
-            lambda state: jax.vmap(acting.agent.actor)(state.workers),
-            self._by_worker,
+            acting.agent, sizes, self.mesh, shapes, self.start, self._partition, self._update, acted_with, BY_WORKER
         )
-
-        def compile(params: PyTree) -> list[Any]:
-            on = [acting.compile(params, device) for device in devices]
-            return [
-                lambda run_key, seed, worker=worker: on[worker // each](run_key, seed, worker * acting.num_envs)
-                for worker in range(self.workers)
-            ]
-
-        pool = ActorPool(
-            compile,
-            [devices[worker // each] for worker in range(self.workers)],
-            timeout,
-            lockstep=True,
-            pick=lambda params, worker: jax.tree.map(lambda x: x[worker], params),
-        )
-        return LocalSGDLoop(learner, pool)
+        places = [devices[worker * len(devices) // self.workers] for worker in range(self.workers)]
+        own = lambda params, worker: jax.tree.map(lambda x: x[worker], params)
+        compile = partial(compile_actors, acting, places, 0)
+        return LocalSGDLoop(learner, ActorPool(compile, places, timeout, lockstep=True, pick=own))
 
     def start(self, key: Key) -> LocalSGDState:
         """Return the first state."""
-        roots, share = keys.roots(key), dataclasses.replace(self.sizes, num_envs=self.acting.num_envs)
-        agent = self.acting.agent.init(roots.agent, self.acting.spec)
-        rollout = self.acting.begin(roots.env, jnp.arange(self.sizes.num_envs))
+        share = dataclasses.replace(self.sizes, num_envs=self.acting.num_envs)
+        one = start(key, self.acting, self.sizes, with_replay=False)
         split = lambda x: x.reshape(self.workers, share.num_envs, *x.shape[1:])
-        return LocalSGDState(
-            roots.run,
-            jnp.zeros((), jnp.int32),
-            agent,
-            self._each(jax.tree.map(jnp.copy, agent)),
-            self._each(empty_replay(self.acting, share)),
-            jax.tree.map(split, rollout),
-        )
-
-    @property
-    def _by_worker(self) -> P:
-        """How what each worker has lies along the mesh."""
-        return P("env")
+        workers, replay = self._each(jax.tree.map(jnp.copy, one.agent)), self._each(empty_replay(self.acting, share))
+        return LocalSGDState(one.key, one.update, one.agent, workers, replay, jax.tree.map(split, one.rollout))
 
     def _partition(self, shapes: LocalSGDState) -> LocalSGDState:
-        split = lambda tree: jax.tree.map(lambda x: self._by_worker, tree)
+        split = lambda tree: jax.tree.map(lambda x: BY_WORKER, tree)
         once: Any = P()
         agent = jax.tree.map(lambda x: P(), shapes.agent)
         return LocalSGDState(once, once, agent, split(shapes.workers), split(shapes.replay), split(shapes.rollout))
@@ -295,9 +251,7 @@ class _Averaging:
             following, rollout, stats = acting.play(state.key, number, params, standing, number)
             return following, rollout.trajectory(), {name: stats[name] for name in episodes.SUMS}
 
-        following, trajectories, ended = jax.shard_map(
-            jax.vmap(play), mesh=self.mesh, in_specs=self._by_worker, out_specs=self._by_worker, check_vma=False
-        )(state.workers, state.rollout)
+        following, trajectories, ended = self._on_devices(jax.vmap(play))(state.workers, state.rollout)
         state, metrics, finite = self._learn(state._replace(rollout=following), trajectories)
         return state, {**metrics, **jax.tree.map(lambda x: jnp.sum(x, axis=0), ended)}, finite
 
@@ -323,22 +277,13 @@ class _Averaging:
         def local(numbers: Array, agents: PyTree, replays: PyTree, trajectories: Trajectory) -> Any:
             return jax.vmap(work)(numbers, agents, replays, trajectories), _join(trajectories)
 
-        (workers, replay, metrics), trajectory = jax.shard_map(
-            local,
-            mesh=self.mesh,
-            in_specs=self._by_worker,
-            out_specs=(self._by_worker, specs_of("env")),
-            check_vma=False,
-        )(jnp.arange(self.workers), state.workers, state.replay, trajectories)
-
+        learn = self._on_devices(local, out_specs=(BY_WORKER, specs_of("env")))
+        learned, trajectory = learn(jnp.arange(self.workers), state.workers, state.replay, trajectories)
+        workers, replay, metrics = learned
         workers = jax.vmap(agent.observe, in_axes=(0, None))(workers, trajectory)
         update = state.update + 1
-        mean, workers, distance = jax.lax.cond(
-            update % self.average_every == 0,
-            self._average,
-            lambda workers: (state.agent, workers, jnp.full((), jnp.nan)),
-            workers,
-        )
+        apart = lambda workers: (state.agent, workers, jnp.full((), jnp.nan))
+        mean, workers, distance = jax.lax.cond(update % self.average_every == 0, self._average, apart, workers)
         metrics = {**jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics), "worker_distance": distance}
         state = LocalSGDState(state.key, update, mean, workers, replay, state.rollout)
         return state, metrics, rollout_finite(agent, trajectory)
@@ -354,11 +299,11 @@ class _Averaging:
             version = jnp.broadcast_to(trajectory.policy_version, number)
             return map_envs(dealt, trajectory)._replace(policy_version=version)
 
-        split = jax.shard_map(
-            local, mesh=self.mesh, in_specs=(specs_of("env"),), out_specs=self._by_worker, check_vma=False
-        )
-        dealt_out: Trajectory = split(trajectory)
+        dealt_out: Trajectory = self._on_devices(local, in_specs=(specs_of("env"),))(trajectory)
         return dealt_out
+
+    def _on_devices(self, function: Callable[..., Any], in_specs: Any = BY_WORKER, out_specs: Any = BY_WORKER) -> Any:
+        return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
     def _average(self, workers: PyTree) -> tuple[PyTree, PyTree, Array]:
         """Return the mean of the workers' States, it again for each of them, and their distance from it."""
@@ -371,10 +316,13 @@ class _Averaging:
         state = adopt(state, agent, update)
         return state._replace(workers=jax.jit(self._each, out_shardings=where)(state.agent))
 
-    def bytes_moved(self, agent_state: PyTree) -> int:
-        """Return what moves among devices for the averages, spread over all updates; `agent_state` are shapes."""
-        moved = nbytes([x for x in jax.tree.leaves(agent_state) if _averaged(x)]) // self.average_every
-        return moved if self.mesh.size > 1 else 0
+    def moves(self) -> dict[str, int]:
+        """Return the bytes that move in an update; those of the averages are spread over all updates."""
+        agent, spec = self.acting.agent, self.acting.spec
+        state = jax.eval_shape(lambda key: agent.init(key, spec), jax.random.key(0))
+        known = nbytes([x for x in jax.tree.leaves(state) if _averaged(x)]) // self.average_every
+        acted = self.acting.bytes_moved(params_shapes(agent, spec), self.sizes.num_envs)
+        return {**acted, "what workers know": known if self.mesh.size > 1 else 0}
 
 
 def _settled(state: LocalSGDState) -> LocalSGDState:

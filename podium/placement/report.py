@@ -27,7 +27,6 @@ NEVER = "never; what acts is what was learnt last."
 DOWN, UP = 2, 27
 """Columns where what moves down and up is drawn."""
 
-
 MOST_ROWS = 8
 """Rows that one role may have; of more, the rest is counted."""
 
@@ -57,23 +56,18 @@ def table(title: str, roles: Iterable[Role], moves: Iterable[Move]) -> str:
       moves in an update:
       actions   down   12.8 kB
     """
+    rows: list[Sequence[str]] = []
+    for name, group in groupby(roles, key=lambda role: role.name):
+        same = list(group)
+        rows += same[:MOST_ROWS]
+        if same[MOST_ROWS:]:
+            rows.append((name, f"{len(same) - MOST_ROWS} more", "likewise"))
     moved = [(name, way, "" if amount is None else in_bytes(amount)) for name, way, amount in moves]
-    head = ("moves in an update:",) if moved else ("nothing moves",)
-    rows: list[Sequence[str]] = [*_shorten(roles), head, *moved]
+    rows += [("moves in an update:",) if moved else ("nothing moves",), *moved]
     # The heading is no cell: it is as long as it is.
     widths = [max(len(row[column]) for row in rows if len(row) > 1) for column in range(3)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]
     return "\n".join([title, *(f"  {line}" for line in lines)])
-
-
-def _shorten(roles: Iterable[Role]) -> list[Role]:
-    shown: list[Role] = []
-    for name, group in groupby(roles, key=lambda role: role.name):
-        same = list(group)
-        shown += same[:MOST_ROWS] + (
-            [Role(name, f"{len(same) - MOST_ROWS} more", "likewise")] if same[MOST_ROWS:] else []
-        )
-    return shown
 
 
 def device_name(device: jax.Device) -> str:
@@ -90,6 +84,18 @@ def numbers(first: int, count: int) -> str:
     return f"environments {first} to {first + count - 1}" if count > 1 else f"environment {first}"
 
 
+def roles_on(devices: Sequence[jax.Device], name: str, shares: Iterable[str]) -> list[Role]:
+    """Return a role of this name on every device, each with its share."""
+    return [Role(name, device_name(device), share) for device, share in zip(devices, shares, strict=True)]
+
+
+def shares(num_envs: int | None, parts: int, first: int = 0) -> list[str]:
+    """Name the environments of each of `parts` that share them evenly, from number `first` on; None for any number."""
+    if num_envs is None:
+        return ["its share of the environments"] * parts
+    return [numbers(first + i * (num_envs // parts), num_envs // parts) for i in range(parts)]
+
+
 def nbytes(tree: PyTree) -> int:
     """Return the bytes of all arrays; shapes and dtypes will do."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
@@ -101,12 +107,10 @@ def in_bytes(number: int) -> str:
     >>> in_bytes(0), in_bytes(999), in_bytes(28_901_376)
     ('0 B', '999 B', '28.9 MB')
     """
-    amount, unit = float(number), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if amount < 999.95 or unit == "TB":
-            break
-        amount /= 1000
-    return f"{number} B" if unit == "B" else f"{amount:.3g} {unit}"
+    amount, units = float(number), ["B", "kB", "MB", "GB", "TB"]
+    while amount >= 999.95 and len(units) > 1:
+        amount, units = amount / 1000, units[1:]
+    return f"{number} B" if units[0] == "B" else f"{amount:.3g} {units[0]}"
 
 
 class Report(str):
@@ -114,12 +118,16 @@ class Report(str):
 
     In a notebook it shows as a picture; `save` writes that.
 
-    Attributes:
+    Args:
       headline: what the placement does, in a sentence.
-      roles: who runs where.
-      moves: what moves, on which way, and how much of it.
-      stale: how old what is learnt from may be.
-      waits: who waits for whom.
+      roles: who runs where, in the order of the drawing; those that follow one another and differ by a number share a
+        box.
+      moves: what moves, and how much; `way` names the roles at its ends in its order ("workers to server"), or one or
+        none for what moves among its equals.
+      stale: how old what is learnt from may be, in a sentence.
+      waits: who waits for whom, in a sentence.
+
+    Attributes:
       words: all of it but the drawing.
       drawing: boxes and arrows, in at most `COLUMNS` columns.
 
@@ -147,30 +155,19 @@ class Report(str):
     drawing: str
 
     def __new__(cls, headline: str, roles: Iterable[Role], moves: Iterable[Move], *, stale: str, waits: str) -> Report:
-        """Write it down.
-
-        Args:
-          headline: a sentence.
-          roles: in the order of the drawing; those that follow one another and differ by a number share a box.
-          moves: `way` names the roles at its ends in its order ("workers to server"), or one or none for what moves
-            among its equals.
-          stale: a sentence.
-          waits: a sentence.
-        """
+        """Write it down."""
         roles, moves = tuple(roles), tuple(moves)
         drawing = _in_characters(_layout(roles, moves))
         words = f"{table(headline, roles, moves)}\n  how stale: {stale}\n  who waits: {waits}"
         report = super().__new__(cls, f"{words}\n\n{textwrap.indent(drawing, '  ')}")
-        report.headline, report.roles, report.moves = headline, roles, moves
-        report.stale, report.waits = stale, waits
+        report.headline, report.roles, report.moves, report.stale, report.waits = headline, roles, moves, stale, waits
         report.words, report.drawing = words, drawing
         return report
 
     def svg(self) -> str:
         """Return the drawing, between the headline and what is said of waiting, as SVG."""
-        below = [f"How stale: {self.stale}", f"Who waits: {self.waits}"]
-        wrapped = [line for sentence in below for line in textwrap.wrap(sentence, COLUMNS)]
-        return _in_svg(_layout(self.roles, self.moves, textwrap.wrap(self.headline, COLUMNS), wrapped), self.headline)
+        below = _wrapped([f"How stale: {self.stale}", f"Who waits: {self.waits}"], COLUMNS)
+        return _in_svg(_layout(self.roles, self.moves, textwrap.wrap(self.headline, COLUMNS), below), self.headline)
 
     def _repr_svg_(self) -> str:
         return self.svg()
@@ -188,20 +185,15 @@ class Report(str):
         write_atomic(path, contents[path.suffix].encode())
 
 
-class _Arrow(NamedTuple):
-    """A straight arrow in column `x`, from row `tail` to row `head`; both lie on the borders of boxes."""
-
-    x: int
-    tail: int
-    head: int
-
-
 class _Drawing(NamedTuple):
-    """A drawing on a grid of characters: boxes (x, y, height), arrows, texts (x, y, text); every format shows it."""
+    """A drawing on a grid of characters: boxes (x, y, height), arrows, texts (x, y, text); every format shows it.
+
+    An arrow (x, tail, head) goes straight from row to row in column x; both lie on the borders of boxes.
+    """
 
     height: int
     boxes: list[tuple[int, int, int]]
-    arrows: list[_Arrow]
+    arrows: list[tuple[int, int, int]]
     texts: list[tuple[int, int, str]]
 
 
@@ -209,37 +201,36 @@ def _layout(
     roles: Sequence[Role], moves: Sequence[Move], above: Sequence[str] = (), below: Sequence[str] = ()
 ) -> _Drawing:
     """Stack a box for every kind of role, arrows between neighbours; what moves otherwise is said beside or below."""
-    kinds = [(name, list(group)) for name, group in groupby(roles, key=lambda role: _kind(role.name))]
-    ends = [_ends(move, [name for name, _ in kinds]) for move in moves]
-    labelled = [(_label(move), *end) for move, end in zip(moves, ends, strict=True)]
+    kinds = [(name, list(group)) for name, group in groupby(roles, key=lambda role: re.sub(r" \d+$", "", role.name))]
+    labels: dict[tuple[int, int], list[str]] = {}
+    apart = []
+    for move in moves:
+        a, b = _ends(move, [name for name, _ in kinds])
+        label = move.name if move.amount is None else f"{move.name}, {in_bytes(move.amount)}"
+        # What moves among equals is said where there is any of it: among one there is none.
+        if a != b or move.amount != 0:
+            labels.setdefault((a, b), []).append(label)
+        if abs(a - b) > 1:
+            apart.append(f"{label}: {move.way}")
     boxes, arrows, texts, y = [], [], [(0, i, line) for i, line in enumerate(above)], len(above) + bool(above)
     for number, (name, group) in enumerate(kinds):
         lines = _describe(name, group)
-        # What moves among equals is said where there is any of it: among one there is none.
-        among = [f"↻ {_label(m)}" for m, end in zip(moves, ends, strict=True) if end == (number,) * 2 and m.amount != 0]
-        beside = [line for label in among for line in textwrap.wrap(label, COLUMNS - BOX - 2)]
+        beside = _wrapped([f"↻ {label}" for label in labels.get((number, number), [])], COLUMNS - BOX - 2)
         height = max(len(lines), len(beside)) + 2
         boxes.append((0, y, height))
         texts += [(2, y + 1 + i, line) for i, line in enumerate(lines)]
         texts += [(BOX + 1, y + 1 + i, line) for i, line in enumerate(beside)]
         y += height
-        down, up = (
-            [text for text, a, b in labelled if (a, b) == way] for way in ((number, number + 1), (number + 1, number))
-        )
         if number + 1 < len(kinds):
+            down, up = labels.get((number, number + 1), []), labels.get((number + 1, number), [])
             gap = max(len(down), len(up)) + 1
-            arrows += [_Arrow(DOWN, y - 1, y + gap)] * bool(down) + [_Arrow(UP, y + gap, y - 1)] * bool(up)
+            arrows += [(DOWN, y - 1, y + gap)] * bool(down) + [(UP, y + gap, y - 1)] * bool(up)
             texts += [(DOWN + 2, y + i, text) for i, text in enumerate(down)]
             texts += [(UP + 2, y + 1 + i, text) for i, text in enumerate(up)]  # Beside its line, not its head.
             y += gap
-    apart = [f"{_label(move)}: {move.way}" for move, (a, b) in zip(moves, ends, strict=True) if abs(a - b) > 1]
-    notes = [line for note in apart for line in textwrap.wrap(note, COLUMNS)] + ([""] if below else []) + list(below)
+    notes = [*_wrapped(apart, COLUMNS), *([""] if below else []), *below]
     texts += [(0, y + i, line) for i, line in enumerate(notes)]
     return _Drawing(y + len(notes), boxes, arrows, texts)
-
-
-def _kind(name: str) -> str:
-    return re.sub(r" \d+$", "", name)
 
 
 def _describe(name: str, group: Sequence[Role]) -> list[str]:
@@ -248,8 +239,11 @@ def _describe(name: str, group: Sequence[Role]) -> list[str]:
     shares = list(dict.fromkeys(role.share for role in group))
     where = ", ".join(places) if len(places) < 3 else f"{places[0]} to {places[-1]}"
     share = shares[0] if len(shares) == 1 else f"{shares[0]}, and so on"
-    head = f"{name} x {len(group)}" if len(group) > 1 else name
-    return [line for text in (head, where, share) for line in textwrap.wrap(text, BOX - 4)]
+    return _wrapped([f"{name} x {len(group)}" if len(group) > 1 else name, where, share], BOX - 4)
+
+
+def _wrapped(texts: Iterable[str], width: int) -> list[str]:
+    return [line for text in texts for line in textwrap.wrap(text, width)]
 
 
 def _ends(move: Move, names: Sequence[str]) -> tuple[int, int]:
@@ -257,10 +251,6 @@ def _ends(move: Move, names: Sequence[str]) -> tuple[int, int]:
     matches = [(re.search(rf"\b{re.escape(name)}s?\b", move.way), number) for number, name in enumerate(names)]
     numbers = [number for _, number in sorted((m.start(), n) for m, n in matches if m)] or [len(names) - 1]
     return numbers[0], numbers[-1]
-
-
-def _label(move: Move) -> str:
-    return move.name if move.amount is None else f"{move.name}, {in_bytes(move.amount)}"
 
 
 def _in_characters(drawing: _Drawing) -> str:

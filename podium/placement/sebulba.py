@@ -9,15 +9,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import jax
 
 from podium import distributed
-from podium.agent import Agent
+from podium.agent import Agent, check_fields
 from podium.devices import Devices, resolve_apart, share_devices
 from podium.env import Env
 from podium.host import HostEnvFactory, on_host
+from podium.placement.actors.actor import compile_actors
 from podium.placement.actors.host import HostActing
 from podium.placement.actors.loop import ActorLearnerLoop
 from podium.placement.actors.pool import ADDITIONS, ActorPool
@@ -33,9 +35,8 @@ from podium.placement.contract import (
     Role,
     Sizes,
     check_divides,
-    check_fields,
-    device_name,
-    numbers,
+    roles_on,
+    shares,
 )
 from podium.placement.remote.envs import Engine, place_envs
 from podium.types import Metrics
@@ -94,19 +95,10 @@ class Sebulba(Placement):
         acting = HostActing(agent, envs, share, rollout_length, groups)
         lanes = resolve_lanes(acting, num_envs, rollout_length, len(learners), asked.num_lanes)
         sizes = Sizes(num_envs, rollout_length, 1, lanes)
-        first = distributed.process_id() * actors * share
-
         device_of = lambda actor: actor // self.actor_threads
-
-        def compile(params: Any) -> list[Any]:
-            on = [acting.compile(params, device) for device in on_devices]
-            return [
-                lambda run_key, seed, actor=actor: on[device_of(actor)](run_key, seed, first + actor * share)
-                for actor in range(actors)
-            ]
-
+        places = [on_devices[device_of(actor)] for actor in range(actors)]
         pool = ActorPool(
-            compile,
+            partial(compile_actors, acting, places, distributed.process_id() * actors * share),
             on_devices,
             self.actor_timeout,
             device_of=device_of,
@@ -116,24 +108,13 @@ class Sebulba(Placement):
         )
         learner = learner_of(acting, sizes, learners)
         loop = SebulbaLoop(learner, pool)
-        own = num_envs // distributed.num_processes()
 
         def moves() -> dict[str, int]:
-            played_on = [on_devices[i * len(on_devices) // own] for i in range(own)]
-            return {
-                **acting.bytes_moved(params_shapes(agent, acting.spec), num_envs),
-                **learning_bytes(learner, acting, played_on, len(on_devices)),
-            }
+            played_on = [device for device in places for _ in range(share)]
+            acted = acting.bytes_moved(params_shapes(agent, acting.spec), num_envs)
+            return acted | learning_bytes(learner, acting, played_on, len(on_devices))
 
-        def report(amounts: Mapping[str, int]) -> Report:
-            acted_for, learnt_from = own // len(on_devices), num_envs // len(learners)
-            first = distributed.process_id() * own
-            return self._report(
-                [numbers(first + i * acted_for, acted_for) for i in range(len(on_devices))],
-                [numbers(i * learnt_from, learnt_from) for i in range(len(learners))],
-                amounts,
-            )
-
+        report = partial(self._explain, num_envs)
         return Program(
             agent, envs, sizes, learners, loop, "Sebulba", moves, report, ADDITIONS, resume_loses=EPISODES_RESTART
         )
@@ -142,24 +123,20 @@ class Sebulba(Placement):
         """Return the devices that act, of this process, and those that learn, of all processes."""
         return resolve_apart(self.actor_devices, self.learner_devices)
 
-    def explain(self) -> Report:
-        """Say in a table and a drawing who runs where and what moves; `Program.explain` knows the numbers."""
-        actors, learners = self.devices()
-        share = "its share of the environments"
-        return self._report([share] * len(actors), [share] * len(learners))
-
     @classmethod
     def candidates(cls, num_devices: int, num_envs: int) -> Sequence[Self]:
         """Return as many learners as divide `num_envs`, with one or four actors for each device that is left."""
         actors, learners = share_devices(num_devices, num_envs)
         return [cls(actors, learners), cls(actors, learners, actor_threads=4)]
 
-    def _report(self, acted_for: list[str], learnt_from: list[str], amounts: Mapping[str, int] = {}) -> Report:
-        actors, learners = self.devices()
+    def _explain(self, num_envs: int | None, amounts: Mapping[str, int | None]) -> Report:
+        (actors, learners), processes = self.devices(), distributed.num_processes()
+        own = None if num_envs is None else num_envs // processes
+        acted_for = shares(own, len(actors), distributed.process_id() * (own or 0))
         threads = f"{len(actors) * self.actor_threads} thread(s)"
         roles = [Role("environments", "host CPU", f"{threads}, up to {self.groups} groups side by side in each")]
-        roles += [Role("inference", device_name(x), share) for x, share in zip(actors, acted_for, strict=True)]
-        roles += [Role("learning", device_name(x), share) for x, share in zip(learners, learnt_from, strict=True)]
+        roles += roles_on(actors, "inference", acted_for)
+        roles += roles_on(learners, "learning", shares(num_envs, len(learners)))
         ways = {
             "observations": "environments to inference",
             "actions": "inference to environments",
@@ -173,7 +150,7 @@ class Sebulba(Placement):
             stale = f"acting runs on meanwhile: a rollout is up to {self.queue_depth + 1} updates old when learnt from"
             stale += "." if self.max_lag is None else f", and dropped if more than {self.max_lag}."
             pace = f"an actor for learning where {self.queue_depth} of its rollouts wait in its queue"
-        if (processes := distributed.num_processes()) > 1:
+        if processes > 1:
             pace += f". Threads and devices for inference are those of one of {processes} processes; all have as many"
         title = "Sebulba: threads step environments and act; one program learns from all rollouts as one batch."
         moves = [Move(name, way, amounts.get(name)) for name, way in ways.items()]

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium import keys
-from podium.agent import Agent
+from podium.agent import Agent, check_fields
 from podium.env import Env
 from podium.host import HostEnvFactory
 from podium.learn import PYTHON, learn
@@ -45,7 +45,6 @@ from podium.placement.contract import (
     Role,
     RunState,
     Sizes,
-    check_fields,
     device_name,
     update_count,
 )
@@ -69,46 +68,30 @@ class Single(Placement):
         check_fields(self, positive=("actor_timeout",))
         acting = make_acting(agent, env, num_envs, rollout_length)
         lanes = resolve_lanes(acting, num_envs, rollout_length, requested=asked.num_lanes)
-        loop = SingleLoop(
-            acting, Sizes(num_envs, rollout_length, 1, lanes), self.actor_timeout if acting.on_host else None
-        )
+        timeout = self.actor_timeout if acting.on_host else None
+        loop = SingleLoop(acting, Sizes(num_envs, rollout_length, 1, lanes), timeout)
         moves = lambda: acting.bytes_moved(params_shapes(agent, acting.spec), num_envs)
+        report, layout = partial(self._explain, num_envs), "HostSingle" if acting.on_host else "Single"
+        loses = EPISODES_RESTART if acting.on_host else ""
         return Program(
-            agent,
-            acting.env,
-            loop.sizes,
-            [loop.device],
-            loop,
-            "HostSingle" if acting.on_host else "Single",
-            moves,
-            partial(_report, loop.device),
-            ACTING,
-            resume_loses=EPISODES_RESTART if acting.on_host else "",
+            agent, acting.env, loop.sizes, [loop.device], loop, layout, moves, report, ACTING, resume_loses=loses
         )
 
-    def explain(self) -> Report:
-        """Say in a table and a drawing who runs where; nothing moves, unless environments are on the CPU."""
-        return _report(jax.devices()[0], {})
-
-
-def _report(device: jax.Device, amounts: Mapping[str, int]) -> Report:
-    title = "Single: Python loops, to be read and to be held against."
-    role = Role("everything", device_name(device), "environments, inference and learning in turn")
-    roles, moves = [role], list[Move]()
-    if amounts:
-        roles = [Role("environments", "host CPU", "one thread")]
-        roles += [Role(name, device_name(device), "in turn") for name in ("inference", "learning")]
+    def _explain(self, num_envs: int | None, amounts: Mapping[str, int | None]) -> Report:
+        title, device = "Single: Python loops, to be read and to be held against.", device_name(jax.devices()[0])
+        roles = [Role("everything", device, "environments, inference and learning in turn")]
+        if amounts:  # Of environments on the CPU.
+            roles = [Role("environments", "host CPU", "one thread")]
+            roles += [Role(name, device, "in turn") for name in ("inference", "learning")]
         ways = {"observations": "environments to inference", "actions": "inference to environments"}
         moves = [Move(name, ways[name], amount) for name, amount in amounts.items()]
-    return Report(title, roles, moves, stale=NEVER, waits="everything for what comes before it; one at a time.")
+        return Report(title, roles, moves, stale=NEVER, waits="everything for what comes before it; one at a time.")
 
 
 class SingleLoop:
     """A `Loop` in Python: play, learn, and again.
 
     Args:
-      acting: of the one actor.
-      sizes: of the run.
       timeout: seconds without a heartbeat after which the actor counts as hung; None plays in this thread.
     """
 
@@ -168,8 +151,7 @@ class SingleLoop:
     def compile(self) -> None:
         """Compile what acts, once; the other functions are when first used."""
         if self._make_actor is None:
-            began = time.perf_counter()
-            acting = self._acting
+            began, acting = time.perf_counter(), self._acting
             self._make_actor = acting.in_python(params_shapes(acting.agent, acting.spec), self.device)
             self.compile_seconds += time.perf_counter() - began
 
@@ -182,18 +164,10 @@ class SingleLoop:
 
 def _jitted(agent: Agent) -> Agent:
     """Return the agent with every function compiled alone."""
-    replay = agent.replay
-    if replay is not None:
-        update = replay.update_priorities
-        replay = replay._replace(
-            add=jax.jit(replay.add),
-            sample=jax.jit(replay.sample),
-            update_priorities=jax.jit(update) if update is not None else None,
-        )
-    return agent._replace(
-        replay=replay,
-        act=jax.jit(agent.act, static_argnums=5),
-        plan=jax.jit(agent.plan),
-        grad=jax.jit(agent.grad),
-        apply=jax.jit(agent.apply),
-    )
+
+    def alone(functions: Any, *names: str) -> dict[str, Any]:
+        return {name: jax.jit(getattr(functions, name)) for name in names if getattr(functions, name) is not None}
+
+    replay = agent.replay and agent.replay._replace(**alone(agent.replay, "add", "sample", "update_priorities"))
+    act = jax.jit(agent.act, static_argnums=5)
+    return agent._replace(replay=replay, act=act, **alone(agent, "plan", "grad", "apply"))

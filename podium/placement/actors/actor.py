@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -23,26 +23,18 @@ from podium.host import HostEnvFactory
 from podium.learn import python_scan
 from podium.placement.actors.host import HostActing
 from podium.placement.compiled.iteration import scaled
-from podium.placement.contract import STATS, Acting, Experience, Following, MakeActor, Rollout, nothing_yet
+from podium.placement.contract import STATS, Acting, Actor, Experience, Following, MakeActor, Rollout, nothing_yet
 from podium.placement.threads.supervision import Heartbeat
 from podium.rollout import RolloutState, begin, rollout
-from podium.types import Array, EnvSpec, Key, PyTree
+from podium.types import Array, Key, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class FusedActing:
+class FusedActing(Acting):
     """The functions of an actor of `num_envs` pure environments, which reset themselves; T = `length` steps."""
 
-    agent: Agent
     env: Env
-    num_envs: int
-    length: int
     on_host: ClassVar[bool] = False
-
-    @property
-    def spec(self) -> EnvSpec:
-        """What describes an environment."""
-        return self.env.spec
 
     def begin(self, key: Key, index: Array) -> RolloutState:
         """Reset the environments numbered `index` [B]; `key` is that of all environments of a run."""
@@ -75,13 +67,7 @@ class FusedActing:
         return scaled(jax.eval_shape(play, jax.random.key(0)), length, num_envs)
 
     def compile(self, params: PyTree, device: jax.Device, keeps: bool = False) -> MakeActor:
-        """Compile for a device, and return what makes actors there.
-
-        Args:
-          params: shapes of the parameters that act.
-          device: that acts.
-          keeps: whether playing leaves where the environments stood as it was, because it may be repeated.
-        """
+        """Compile for a device, and return what makes actors there."""
         number, key = jax.ShapeDtypeStruct((), np.int32), jax.eval_shape(lambda: jax.random.key(0))
         start = lambda seed, first_index: self.begin(keys.roots(seed).env, first_index + jnp.arange(self.num_envs))
         state = jax.eval_shape(start, key, number)
@@ -117,18 +103,12 @@ class FusedActor:
     """
 
     def __init__(self, play: Callable[..., Any], run_key: Key, standing: RolloutState):
-        self.standing = standing
-        self._play, self._run_key = play, run_key
+        self.standing, self._play, self._run_key = standing, play, run_key
 
     def play(
-        self,
-        params: PyTree,
-        version: int,
-        iteration: int,
-        heartbeat: Heartbeat,
-        following: Following = nothing_yet,
+        self, params: PyTree, version: int, iteration: int, heartbeat: Heartbeat, following: Following = nothing_yet
     ) -> Experience:
-        """Play one rollout; see `Actor.play`. What acting takes is part of `env_seconds`: all is one program."""
+        """Play one rollout. What acting takes is part of `env_seconds`: all is one program."""
         began = time.perf_counter()
         self.standing, rollout, counts = self._play(
             self._run_key, np.int32(iteration), params, self.standing, np.int32(version)
@@ -142,16 +122,24 @@ class FusedActor:
         """Do nothing: there is nothing to release."""
 
 
-def make_acting(agent: Agent, env: Env | HostEnvFactory, num_envs: int, length: int, groups: int = 1) -> Acting:
-    """Return how an actor acts in `num_envs` environments, T = `length` steps a rollout.
+def make_acting(agent: Agent, env: Env | HostEnvFactory, num_envs: int, length: int) -> Acting:
+    """Return how an actor acts in `num_envs` environments, T = `length` steps a rollout."""
+    if isinstance(env, HostEnvFactory):
+        return HostActing(agent, env, num_envs, length)
+    return FusedActing(agent, auto_reset(env), num_envs, length)
+
+
+def compile_actors(
+    acting: Acting, places: Sequence[jax.Device], first_index: int, params: PyTree
+) -> list[Callable[[Key, int], Actor]]:
+    """Compile for the device of every actor, and return what makes each from `(run_key, seed)`.
 
     Args:
-      agent: that acts.
-      env: pure, or on the CPU.
-      num_envs: of one actor, E.
-      length: of a rollout.
-      groups: batches that environments on the CPU form, which step while others are acted for.
+      acting: of each.
+      places: their devices.
+      first_index: number of the first environment of the first actor; the others' follow.
+      params: shapes of the parameters that act.
     """
-    if isinstance(env, HostEnvFactory):
-        return HostActing(agent, env, num_envs, length, groups)
-    return FusedActing(agent, auto_reset(env), num_envs, length)
+    on = {device: acting.compile(params, device) for device in dict.fromkeys(places)}
+    indices = range(first_index, first_index + len(places) * acting.num_envs, acting.num_envs)
+    return [functools.partial(on[device], first_index=i) for device, i in zip(places, indices, strict=True)]

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium import keys
-from podium.agent import Agent, fresh_carry
+from podium.agent import fresh_carry
 from podium.devices import at, jit
 from podium.host import HostEnv, HostEnvFactory
-from podium.placement.compiled.iteration import scaled
-from podium.placement.contract import STATS, Experience, Following, MakeActor, Rollout, nbytes, nothing_yet
+from podium.placement.compiled.iteration import scaled, zeros
+from podium.placement.contract import STATS, Acting, Experience, Following, MakeActor, Rollout, nbytes, nothing_yet
 from podium.placement.threads.supervision import Heartbeat, run_together
-from podium.types import Array, EnvSpec, Key, PyTree, TimeStep
+from podium.types import Array, Key, PyTree, TimeStep
 
 
 class StepResult(NamedTuple):
@@ -47,47 +47,26 @@ class Rows(NamedTuple):
 
     def rollout(self, carry: PyTree, end_carry: PyTree, version: Any) -> Rollout:
         """Return the rollout as it travels, once it has ended."""
-        result = self.result
-        return Rollout(
-            obs=self.obs,
-            action=self.action,
-            reward=result.reward,
-            terminated=result.terminated,
-            truncated=result.truncated,
-            next_obs=result.next_obs,
-            first=self.first,
-            extras=self.extras,
-            carry=carry,
-            end_carry=end_carry,
-            policy_version=version,
-            valid=result.valid,
-        )
+        acted = {name: value for name, value in self._asdict().items() if name != "result"}
+        return Rollout(**acted, **self.result._asdict(), carry=carry, end_carry=end_carry, policy_version=version)
 
 
 def rows_of(rollout: Rollout) -> Rows:
     """Return the rows of a rollout; shapes will do."""
-    brought = rollout.reward, rollout.terminated, rollout.truncated, rollout.next_obs, rollout.valid
-    return Rows(rollout.obs, rollout.first, rollout.action, rollout.extras, StepResult(*brought))
+    result = StepResult(*(getattr(rollout, name) for name in StepResult._fields))
+    return Rows(rollout.obs, rollout.first, rollout.action, rollout.extras, result)
 
 
 @dataclasses.dataclass(frozen=True)
-class HostActing:
+class HostActing(Acting):
     """The functions of an actor of `num_envs` environments on the CPU, T = `length` steps a rollout.
 
     The environments form `groups` of E neighbours, which are acted for one by one; their rollout is one.
     """
 
-    agent: Agent
     env: HostEnvFactory
-    num_envs: int
-    length: int
     groups: int = 1
     on_host: ClassVar[bool] = True
-
-    @property
-    def spec(self) -> EnvSpec:
-        """What describes an environment."""
-        return self.env.spec
 
     @property
     def group_size(self) -> int:
@@ -144,15 +123,10 @@ class HostActing:
     ) -> tuple[Rows, PyTree, Array]:
         """Act at `time` for a group, and note beside it the result of the step before."""
         output = self.agent.act(step_keys[time], params, carry, obs, first, False)
-        rows = Rows(
-            self._put(rows.obs, obs, time, group),
-            self._put(rows.first, first, time, group),
-            self._put(rows.action, output.action, time, group),
-            self._put(rows.extras, output.extras, time, group),
-            # At the start there is no step before; what is written then is written over.
-            self._put(rows.result, result, jnp.maximum(time - 1, 0), group),
-        )
-        return rows, output.carry, output.action
+        obs, first, action, extras = self._put(rows[:4], (obs, first, output.action, output.extras), time, group)
+        # At the start there is no step before; what is written then is written over.
+        result = self._put(rows.result, result, jnp.maximum(time - 1, 0), group)
+        return Rows(obs, first, action, extras, result), output.carry, output.action
 
     def end(self, rows: Rows, group: Array, obs: PyTree, result: StepResult) -> Rows:
         """Note the result of a group's last step."""
@@ -160,7 +134,7 @@ class HostActing:
         in_next = self.env.resets_in_next_step
         return rows._replace(obs=self._put(rows.obs, obs, self.length, group)) if in_next else rows
 
-    def _put(self, rows: PyTree, values: PyTree, time: Array | int, group: Array) -> PyTree:
+    def _put(self, rows: PyTree, values: PyTree, time: Array | int, group: Array) -> Any:
         def put(rows: Array, values: Array) -> Array:
             return jax.lax.dynamic_update_slice(rows, values[None], (time, first, *[0] * (rows.ndim - 2)))
 
@@ -175,11 +149,7 @@ class HostActing:
     def compile(self, params: PyTree, device: jax.Device, keeps: bool = False) -> MakeActor:
         """Compile for a device, and return what makes actors there; `keeps` is for actors that can play again."""
         compiled = CompiledHostActing(self, params, device)
-
-        def make(run_key: Key, seed: int, first_index: int, standing: Any = None) -> HostActor:
-            return HostActor(compiled, run_key, seed, first_index)
-
-        return make
+        return lambda run_key, seed, first_index, standing=None: HostActor(compiled, run_key, seed, first_index)
 
     def in_python(self, params: PyTree, device: jax.Device) -> MakeActor:
         """Return what makes actors whose loops are Python's: all actors on the host are."""
@@ -200,21 +170,22 @@ class CompiledHostActing:
     """`HostActing` compiled for one device."""
 
     def __init__(self, acting: HostActing, params: PyTree, device: jax.Device):
-        self.acting = acting
-        rows, params = acting.rows(), at(params, device)
+        def compiled(function: Callable[..., Any], *shapes: Any, uses_up: tuple[int, ...] = ()) -> Any:
+            return jit(function, device, uses_up).lower(*at(shapes, device)).compile()
+
+        self.acting, rows = acting, acting.rows()
         row = jax.tree.map(lambda x: jax.ShapeDtypeStruct((acting.group_size, *x.shape[2:]), x.dtype), rows)
         number, key = jax.ShapeDtypeStruct((), np.int32), jax.eval_shape(lambda: jax.random.key(0))
         carry = jax.eval_shape(acting.carry, number)
         step_keys = jax.eval_shape(acting.step_keys, key, number, number)
-        blank = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), rows)
-        self.step_keys = jit(acting.step_keys, device).lower(*at((key, number, number), device)).compile()
-        self.blank = jit(blank, device).lower().compile()
-        self.carry = jit(acting.carry, device).lower(at(number, device)).compile()
-        step = at((rows, params, step_keys, number, number, carry, row.obs, row.first, row.result), device)
-        self.step = jit(acting.step, device, (0,)).lower(*step).compile()
-        self.end = jit(acting.end, device, (0,)).lower(*at((rows, number, row.obs, row.result), device)).compile()
+        self.step_keys = compiled(acting.step_keys, key, number, number)
+        self.blank = compiled(lambda: zeros(rows))
+        self.carry = compiled(acting.carry, number)
+        step = rows, params, step_keys, number, number, carry, row.obs, row.first, row.result
+        self.step = compiled(acting.step, *step, uses_up=(0,))
+        self.end = compiled(acting.end, rows, number, row.obs, row.result, uses_up=(0,))
         carries = [carry] * acting.groups
-        self.finish = jit(acting.finish, device, (0,)).lower(*at((rows, carries, carries, number), device)).compile()
+        self.finish = compiled(acting.finish, rows, carries, carries, number, uses_up=(0,))
 
 
 def result_of(timestep: TimeStep, resets_in_next_step: bool) -> StepResult:
@@ -245,8 +216,7 @@ class EnvBatch:
         self.obs = timestep.obs
         self.first = np.ones(env.num_envs, bool)
         self.result = result_of(timestep, self._next_step)
-        self._return = np.zeros(env.num_envs)
-        self._length = np.zeros(env.num_envs)
+        self._return, self._length = np.zeros(env.num_envs), np.zeros(env.num_envs)
 
     def receive(self, stats: dict[str, float]) -> None:
         """Wait for the step that was sent; count the episodes that ended."""
@@ -272,15 +242,11 @@ class EnvBatch:
         stats["episodes"] += float(end.sum())
         stats["episode_return_sum"] += self._return[end].sum()
         stats["episode_length_sum"] += self._length[end].sum()
-        self._return[end] = 0
-        self._length[end] = 0
+        self._return[end] = self._length[end] = 0
 
 
 class RolloutBuffer:
     """A rollout under way, of groups that act and step each in a thread of its own.
-
-    Args:
-      compiled: functions to act with.
 
     Attributes:
       rows: of all groups; a step of one group uses them up and returns others, so it holds `lock`.
@@ -289,10 +255,9 @@ class RolloutBuffer:
     """
 
     def __init__(self, compiled: CompiledHostActing):
-        self.rows: Rows = compiled.blank()
-        self.lock = threading.Lock()
+        self.rows, self.lock = compiled.blank(), threading.Lock()
         self.carry: list[PyTree] = [None] * compiled.acting.groups
-        self.end_carry: list[PyTree] = [None] * compiled.acting.groups
+        self.end_carry = list(self.carry)
 
 
 class ActingGroup(EnvBatch):
@@ -352,36 +317,28 @@ class HostActor:
     """An `Actor` of environments on the CPU, in groups with a thread each: one steps while another is acted for.
 
     Args:
-      compiled: functions to act with, on some device.
+      compiled: functions to act with.
       run_key: of the run.
       seed: of the environments' randomness.
       first_index: global number of the first environment.
     """
 
     def __init__(self, compiled: CompiledHostActing, run_key: Key, seed: int, first_index: int):
-        self.standing = ()
-        self._compiled, self._run_key = compiled, run_key
+        self.standing, self._compiled, self._run_key = (), compiled, run_key
         self._groups: list[ActingGroup] = []
         self._begun: RolloutBuffer | None = None
-        acting = compiled.acting
-        size = acting.group_size
+        make, size = compiled.acting.env.make, compiled.acting.group_size
         try:
-            for number in range(acting.groups):
-                index = first_index + number * size
-                self._groups.append(ActingGroup(acting.env.make(size, seed, index), number, index, compiled))
+            for number, index in enumerate(range(first_index, first_index + compiled.acting.num_envs, size)):
+                self._groups.append(ActingGroup(make(size, seed, index), number, index, compiled))
         except BaseException:
             self.close()
             raise
 
     def play(
-        self,
-        params: PyTree,
-        version: int,
-        iteration: int,
-        heartbeat: Heartbeat,
-        following: Following = nothing_yet,
+        self, params: PyTree, version: int, iteration: int, heartbeat: Heartbeat, following: Following = nothing_yet
     ) -> Experience:
-        """Play one rollout; see `Actor.play`. No group waits for the last steps of the others to begin the next."""
+        """Play one rollout. No group waits for the last steps of the others to begin the next."""
         buffer, self._begun = self._begun or RolloutBuffer(self._compiled), None
         ask = functools.cache(following)  # Once, for all groups.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 from podium import distributed, xla
 from podium.networks import batch_over
-from podium.placement.compiled.iteration import chunk_finite, run_once
+from podium.placement.compiled.iteration import chunk_finite
+from podium.placement.compiled.once import CompiledOnMesh
 from podium.placement.contract import Sizes
 from podium.types import Array, Key, Metrics
 
@@ -22,59 +23,34 @@ Iterate = Callable[[Any], tuple[Any, Metrics, Array]]
 """`(state) -> (state, metrics, [B] whether each environment gave finite numbers only)`."""
 
 
-class CompiledLoop:
+@dataclasses.dataclass(eq=False)
+class CompiledLoop(CompiledOnMesh):
     """A `Loop` whose chunk is one compiled, donated function.
 
     Args:
-      start: `(key) -> state`, the first one.
-      partition: `(shapes of the state) -> a PartitionSpec for every leaf`.
+      start, partition, mesh: see `CompiledOnMesh`.
       iterate: one iteration.
-      mesh: of the devices.
-      sizes: of the run.
       max_updates: iterations that a chunk may have.
       settle: `(state) -> state` as a chunk hands it over: `state.agent` is the agent's State then.
       spread: makes of the chunk of one seed that of all that run at once.
       shares_batch: whether the batch lies along the mesh, so that gradients are summed over it.
     """
 
-    def __init__(
-        self,
-        start: Callable[[Key], Any],
-        partition: Callable[[Any], Any],
-        iterate: Iterate,
-        mesh: Mesh,
-        sizes: Sizes,
-        max_updates: int,
-        *,
-        settle: Callable[[Any], Any] = lambda state: state,
-        spread: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda chunk: chunk,
-        shares_batch: bool = False,
-    ):
-        self.mesh, self.sizes, self.max_updates = mesh, sizes, max_updates
-        self.compile_seconds = 0.0
-        self.start, self._iterate, self._settle, self._spread = start, iterate, settle, spread
-        self._batch_mesh = mesh if shares_batch else None
-        self._shapes = jax.eval_shape(start, jax.random.key(0))
-        self.shardings = jax.tree.map(
-            lambda spec: NamedSharding(mesh, spec), partition(self._shapes), is_leaf=lambda x: isinstance(x, P)
-        )
-        self._lowered: Any = None
-        self._compiled: Any = None
-
-    def init(self, seed: int) -> Any:
-        """Return the first state."""
-        return run_once(self.start, self.shardings)(jax.random.key(seed))
-
-    def abstract_state(self) -> Any:
-        """Return the state's shapes, dtypes and shardings."""
-        place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-        return jax.tree.map(place, self._shapes, self.shardings)
+    start: Callable[[Key], Any]
+    partition: Callable[[Any], Any]
+    iterate: Iterate
+    mesh: Mesh
+    sizes: Sizes
+    max_updates: int
+    settle: Callable[[Any], Any] = lambda state: state
+    spread: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda chunk: chunk
+    shares_batch: bool = False
 
     def _chunk(self, state: Any, num_updates: Array) -> tuple[Any, Metrics]:
         """Iterate `num_updates` times; a count known only at run time, so that no length compiles anew."""
-        with batch_over(self._batch_mesh):
+        with batch_over(self.mesh if self.shares_batch else None):
             # Traced once, for the shapes of its metrics and for the loop.
-            iterate = jax.jit(self._iterate, inline=True)
+            iterate = jax.jit(self.iterate, inline=True)
             shapes = jax.eval_shape(iterate, state)[1]
             metrics = jax.tree.map(lambda x: jnp.zeros((self.max_updates, *x.shape), x.dtype), shapes)
 
@@ -86,35 +62,23 @@ class CompiledLoop:
 
             begin = state, metrics, jnp.ones(self.sizes.num_envs, bool)
             state, metrics, finite = jax.lax.fori_loop(0, num_updates, body, begin)
-        state = self._settle(state)
+        state = self.settle(state)
         return state, {**metrics, "finite": chunk_finite(state.agent, finite)}
 
-    def lower(self) -> None:
-        """Trace the chunk, once, without compiling it."""
-        if self._lowered is not None:
-            return
-        began = time.perf_counter()
+    def _lower(self) -> Any:
         # Said only where it matters: metrics must lie whole in every process.
         everywhere = None if distributed.num_processes() == 1 else NamedSharding(self.mesh, P())
         chunk = jax.jit(
-            self._spread(self._chunk),
+            self.spread(self._chunk),
             donate_argnums=0,
             in_shardings=(self.shardings, None),
             out_shardings=(self.shardings, everywhere),
         )
-        self._lowered = chunk.lower(self.abstract_state(), jax.ShapeDtypeStruct((), jnp.int32))
-        self.compile_seconds += time.perf_counter() - began
+        return chunk.lower(self.abstract_state(), jax.ShapeDtypeStruct((), jnp.int32))
 
     def compile(self, options: dict[str, Any] | None = None) -> None:
         """Trace and compile, once; `options` for the compiler are those that suit the devices where they are None."""
-        if self._compiled is not None:
-            return
-        self.lower()
-        began = time.perf_counter()
-        devices = list(self.mesh.devices.flat)
-        chosen = {**(options or xla.options(devices[0]) or {}), **(xla.in_one_order(devices) or {})}
-        self._compiled = self._lowered.compile(chosen or None)
-        self.compile_seconds += time.perf_counter() - began
+        super().compile(options or xla.options(self.devices[0]))
 
     def chunk(self, state: Any, num_updates: int) -> tuple[Any, Metrics]:
         """Do `num_updates` (at most `max_updates`) iterations; consumes `state`.
@@ -132,16 +96,6 @@ class CompiledLoop:
         finite = fetched.pop("finite")
         rows = {k: (v[:num_updates] if self.sizes.seeds == 1 else v[:, :num_updates].T) for k, v in fetched.items()}
         return state, {**rows, "finite": finite}
-
-    def compiled_text(self) -> str:
-        """Return the optimised program as text, to see what is communicated."""
-        self.compile()
-        return str(self._compiled.as_text())
-
-    def memory_analysis(self) -> Any:
-        """Return XLA's account of the program's memory."""
-        self.compile()
-        return self._compiled.memory_analysis()
 
     def close(self) -> None:
         """Do nothing: all of it ran in the caller's thread."""

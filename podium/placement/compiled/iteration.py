@@ -33,12 +33,13 @@ SMALL = 2**16
 """Numbers in an array that `all_finite` may copy."""
 
 
-def start(key: Key, acting: Acting, sizes: Sizes) -> RunState:
-    """Return the first state of one seed."""
+def start(key: Key, acting: Acting, sizes: Sizes, with_replay: bool = True, with_envs: bool = True) -> RunState:
+    """Return the first state of one seed; its replay, and where its environments stand, may be no part of it."""
     roots = keys.roots(key)
     state = acting.agent.init(roots.agent, acting.spec)
-    rollout = acting.begin(roots.env, jnp.arange(sizes.num_envs))
-    return RunState(roots.run, jnp.zeros((), jnp.int32), state, empty_replay(acting, sizes), rollout)
+    replay = empty_replay(acting, sizes) if with_replay else ()
+    rollout = acting.begin(roots.env, jnp.arange(sizes.num_envs)) if with_envs else ()
+    return RunState(roots.run, jnp.zeros((), jnp.int32), state, replay, rollout)
 
 
 def empty_replay(acting: Acting, sizes: Sizes) -> PyTree:
@@ -134,25 +135,17 @@ def _floating(tree: PyTree) -> list[Array]:
     return [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
 
 
-def prepared_shapes(acting: Acting, sizes: Sizes, state: PyTree, replay: PyTree) -> Prepared:
-    """Return the shapes of what the gradients of an iteration are taken from; shapes will do for the arguments."""
-
-    def prepared(key: Key, state: PyTree, replay: PyTree) -> Prepared:
-        trajectory = zeros(acting.shapes(sizes.rollout_length, sizes.num_envs)).trajectory()
-        return prepare(key, acting.agent, state, replay, trajectory, sizes.num_lanes)
-
-    return jax.eval_shape(prepared, jax.random.key(0), state, replay)
-
-
-def gradient_shapes(agent: Agent, state: PyTree, prepared: Prepared) -> PyTree:
-    """Return the shapes of one gradient."""
-    return jax.eval_shape(lambda state, prepared: gradient(agent, state, prepared, 0).grads, state, prepared)
-
-
 def gradient_bytes(acting: Acting, sizes: Sizes, state: PyTree, replay: PyTree) -> int:
     """Return the bytes of all gradients of an update, of one seed; shapes will do for `state` and `replay`."""
-    prepared: Any = prepared_shapes(acting, sizes, state, replay)
-    return nbytes(gradient_shapes(acting.agent, state, prepared)) * num_gradients(acting.agent, prepared)
+    agent = acting.agent
+
+    def begin(key: Key, state: PyTree, replay: PyTree) -> Prepared:
+        trajectory = zeros(acting.shapes(sizes.rollout_length, sizes.num_envs)).trajectory()
+        return prepare(key, agent, state, replay, trajectory, sizes.num_lanes)
+
+    prepared: Any = jax.eval_shape(begin, jax.random.key(0), state, replay)
+    grads = jax.eval_shape(lambda state, prepared: gradient(agent, state, prepared, 0).grads, state, prepared)
+    return nbytes(grads) * num_gradients(agent, prepared)
 
 
 R = TypeVar("R", Rollout, Trajectory)
@@ -192,20 +185,17 @@ def zeros(shapes: PyTree) -> Any:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
-def _cut(rollout: Rollout, low: int, high: int) -> Rollout:
+@partial(jax.jit, static_argnums=(1, 2))
+def cut(rollout: Rollout, low: int, high: int) -> Rollout:
+    """Return the environments from `low` up to `high`."""
     return map_envs(lambda axis, x: jax.lax.slice_in_dim(x, low, high, axis=axis), rollout)
 
 
-def _join(rollouts: list[Rollout]) -> Rollout:
+@jax.jit
+def join(rollouts: list[Rollout]) -> Rollout:
+    """Return the environments of all rollouts, in their order, with the oldest version."""
     versions = jnp.stack([rollout.policy_version for rollout in rollouts])
     return map_envs(lambda axis, *x: jnp.concatenate(x, axis), *rollouts)._replace(policy_version=versions.min())
-
-
-cut: Callable[..., Rollout] = jax.jit(_cut, static_argnums=(1, 2))
-"""`(rollout, low, high) -> Rollout` of the environments from `low` up to `high`."""
-
-join: Callable[..., Rollout] = jax.jit(_join)
-"""`(rollouts) -> Rollout` of the environments of all, in their order, with the oldest version."""
 
 
 def seed_after(seed: int, failures: int) -> int:

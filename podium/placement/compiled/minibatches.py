@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +12,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from podium import xla
-from podium.devices import jit
+from podium.devices import at, jit, make_mesh
 from podium.networks import batch_over
-from podium.placement.compiled.iteration import rollout_finite
-from podium.placement.compiled.learner import Learner, start_apart
+from podium.placement.compiled.iteration import rollout_finite, start
+from podium.placement.compiled.learner import Learner
+from podium.placement.compiled.once import CompiledOnce
 from podium.placement.contract import Acting, Rollout, RunState, Sizes
 from podium.types import Key, Metrics, PyTree, Trajectory
 
@@ -24,19 +25,18 @@ def observer_of(acting: Acting, sizes: Sizes, devices: Sequence[jax.Device]) -> 
     """Return a learner whose updates only observe rollouts; gradients come from minibatches. Nothing is donated."""
     agent = acting.agent
 
-    def partition(shapes: RunState) -> RunState:
-        return jax.tree.map(lambda x: P(), shapes)
-
     def update(state: RunState, trajectory: Trajectory) -> tuple[RunState, Metrics]:
         finite = rollout_finite(agent, trajectory).all()
         return state._replace(agent=agent.observe(state.agent, trajectory)), {"finite": finite}
 
-    shapes = acting.shapes(sizes.rollout_length, sizes.num_envs)
-    start = lambda key: start_apart(key, acting, sizes, with_replay=False)
-    return Learner(agent, sizes, devices, shapes, start, partition, update, donate=False)
+    mesh, shapes = make_mesh(devices, "env"), acting.shapes(sizes.rollout_length, sizes.num_envs)
+    begin = lambda key: start(key, acting, sizes, with_replay=False, with_envs=False)
+    everywhere = lambda shapes: jax.tree.map(lambda x: P(), shapes)
+    return Learner(agent, sizes, mesh, shapes, begin, everywhere, update, donate=False)
 
 
-class MinibatchSteps:
+@dataclasses.dataclass(eq=False)
+class MinibatchSteps(CompiledOnce):
     """What a replay apart is filled by and learnt from.
 
     Args:
@@ -45,38 +45,25 @@ class MinibatchSteps:
       planner: device that plans what is inserted.
     """
 
-    def __init__(self, learner: Learner, minibatch: PyTree, planner: jax.Device):
-        self.planner, self.compile_seconds = planner, 0.0
-        self._learner, self._minibatch = learner, minibatch
-        self._lowered: Any = None
-        self._compiled: Any = None
+    learner: Learner
+    minibatch: PyTree
+    planner: jax.Device
 
-    def lower(self) -> None:
-        """Trace, once, without compiling."""
-        if self._lowered is not None:
-            return
-        began, learner = time.perf_counter(), self._learner
-        key, mesh = jax.eval_shape(lambda: jax.random.key(0)), learner.mesh
-        agent = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), learner.state_shapes.agent)
-        everywhere, held = NamedSharding(mesh, P()), learner.shardings.agent
-        self._along = jax.tree.map(lambda x: NamedSharding(mesh, P("env")), self._minibatch)
+    def _lower(self) -> Any:
+        learner, key = self.learner, jax.eval_shape(lambda: jax.random.key(0))
+        agent, everywhere = learner.abstract_state().agent, NamedSharding(learner.mesh, P())
+        held, self._along = learner.shardings.agent, NamedSharding(learner.mesh, P("env"))
         # The inserter plans by the newest State, whenever it likes: nothing is donated.
         step = jax.jit(
             self._step, in_shardings=(held, everywhere, self._along), out_shardings=(held, everywhere, everywhere)
         )
-        plan = jit(self._plan, self.planner).lower(key, agent, learner.rollout_shapes)
-        self._lowered = step.lower(agent, key, self._minibatch), plan
-        self._metrics = jax.eval_shape(self._step, agent, key, self._minibatch)[1]
-        self.compile_seconds += time.perf_counter() - began
+        self._metrics = jax.eval_shape(self._step, agent, key, self.minibatch)[1]
+        plan = jit(self._plan, self.planner).lower(key, at(agent, self.planner), learner.rollout_shapes)
+        return step.lower(agent, key, self.minibatch), plan
 
-    def compile(self) -> None:
-        """Trace and compile, once."""
-        if self._compiled is None:
-            self.lower()
-            began = time.perf_counter()
-            step, plan = self._lowered
-            self._compiled = step.compile(xla.in_one_order(self._learner.devices)), plan.compile()
-            self.compile_seconds += time.perf_counter() - began
+    def _compile(self, options: dict[str, Any] | None) -> Any:
+        step, plan = self._lowered
+        return step.compile(xla.in_one_order(self.learner.devices)), plan.compile()
 
     def plan(self, key: Key, agent: PyTree, rollout: Rollout) -> PyTree:
         """Return the data that go into the replay, planned where the rollout is, so that the State travels nowhere."""
@@ -95,14 +82,14 @@ class MinibatchSteps:
 
     def gradient(self) -> PyTree:
         """Return the shapes of a gradient."""
-        agent, state = self._learner.agent, self._learner.state_shapes.agent
-        return jax.eval_shape(agent.grad, jax.random.key(0), state, self._minibatch)[0]
+        agent, state = self.learner.agent, self.learner.state_shapes.agent
+        return jax.eval_shape(agent.grad, jax.random.key(0), state, self.minibatch)[0]
 
     def _plan(self, key: Key, state: PyTree, rollout: Rollout) -> PyTree:
-        return self._learner.agent.plan(key, state, rollout.trajectory()).data
+        return self.learner.agent.plan(key, state, rollout.trajectory()).data
 
     def _step(self, state: PyTree, key: Key, minibatch: PyTree) -> tuple[PyTree, Metrics, Any]:
-        agent = self._learner.agent
-        with batch_over(self._learner.mesh):
+        agent = self.learner.agent
+        with batch_over(self.learner.mesh):
             grads, aux = agent.grad(key, state, minibatch)
         return agent.apply(state, grads), aux.metrics, aux.priorities

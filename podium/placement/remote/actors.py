@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,26 +14,16 @@ from podium.placement.threads.supervision import Heartbeat
 from podium.types import Key, PyTree
 
 
-@dataclasses.dataclass(frozen=True)
-class _MakeFragment:
-    """What is sent to the other process, and makes the actor there: compiled for its first device."""
-
-    acting: Acting
-    run_key: Key
-    seed: int
-    first_index: int
-
-    def __call__(self) -> _Fragment:
-        acting, device = self.acting, jax.devices()[0]
-        make = acting.compile(params_shapes(acting.agent, acting.spec), device)
-        return _Fragment(make(jax.device_put(self.run_key, device), self.seed, self.first_index))
-
-
 class _Fragment:
-    """An actor where it lives. Parameters of None stand for those given last, so that none travel twice."""
+    """An actor where it lives, compiled for the first device there.
 
-    def __init__(self, actor: Actor):
-        self._actor = actor
+    Parameters of None stand for those given last, so that none travel twice.
+    """
+
+    def __init__(self, acting: Acting, run_key: Key, seed: int, first_index: int):
+        device = jax.devices()[0]
+        make = acting.compile(params_shapes(acting.agent, acting.spec), device)
+        self._actor: Actor = make(jax.device_put(run_key, device), seed, first_index)
         self._params: PyTree = None
 
     def ready(self) -> None:
@@ -50,36 +40,26 @@ class RemoteActor:
 
     Args:
       engine: that places it.
-      name: for messages.
       acting: how it acts.
+      timeout: seconds that a rollout may take.
+      name: for messages.
+      first_index: global number of the first environment.
       run_key: of the run.
       seed: of the environments' randomness.
-      first_index: global number of the first environment.
-      timeout: seconds that a rollout may take.
     """
 
     def __init__(
-        self, engine: Engine, name: str, acting: Acting, run_key: Key, seed: int, first_index: int, timeout: float
+        self, engine: Engine, acting: Acting, timeout: float, name: str, first_index: int, run_key: Key, seed: int
     ):
         self.standing: Any = ()
-        self._handle: Handle = engine.place(name, _MakeFragment(acting, run_key, seed, first_index))
+        self._handle: Handle = engine.place(name, partial(_Fragment, acting, run_key, seed, first_index))
         self._timeout, self._stands, self._sent = timeout, False, -1
 
     def play(
-        self,
-        params: PyTree,
-        version: int,
-        iteration: int,
-        heartbeat: Heartbeat,
-        following: Following = nothing_yet,
+        self, params: PyTree, version: int, iteration: int, heartbeat: Heartbeat, following: Following = nothing_yet
     ) -> Experience:
-        """Play one rollout; see `Actor.play`.
-
-        Raises:
-          TimeoutError: it took too long.
-        """
-        if not self._stands:
-            # The engine bounds how long this takes.
+        """Play one rollout; raises TimeoutError where that takes too long."""
+        if not self._stands:  # The engine bounds how long this takes.
             self._handle.call("ready", heartbeat=heartbeat)
             self._stands = True
         late = f"{self._handle.name} has not ended a rollout for {self._timeout:g} s."

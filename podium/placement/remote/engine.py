@@ -38,7 +38,6 @@ class Reply(Protocol):
           LostError: the fragment's process is gone.
           EngineError: the engine is.
         """
-        ...
 
 
 class Handle(Protocol):
@@ -52,19 +51,15 @@ class Handle(Protocol):
 
     def start(self, method: str, *arguments: Any) -> Reply:
         """Begin `fragment.method(*arguments)`; returns at once where the fragment has a process of its own."""
-        ...
 
     def call(self, method: str, *arguments: Any, heartbeat: Heartbeat) -> Any:
         """Do `fragment.method(*arguments)`; waits and raises as `Reply.result` does."""
-        ...
 
     def restart(self) -> None:
         """Make the fragment anew, as it was when it was placed, and forget this one."""
-        ...
 
     def close(self) -> None:
         """End the fragment, by its `close` if it has one and is here, and its process; may be called twice."""
-        ...
 
 
 class Engine(Protocol):
@@ -73,14 +68,12 @@ class Engine(Protocol):
     @property
     def apart(self) -> bool:
         """Whether fragments live in other processes; what they take and return is then NumPy, and travels."""
-        ...
 
     def place(self, name: str, make: Callable[[], Any]) -> Handle:
         """Let `make()` make a fragment where it is to live; returns at once where that is another process.
 
         An error of `make` is raised by the first call. `make` must be something that can be sent where `apart`.
         """
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +97,7 @@ class _Here:
         return _Done(getattr(self._fragment, method)(*arguments))
 
     def call(self, method: str, *arguments: Any, heartbeat: Heartbeat) -> Any:
-        return getattr(self._fragment, method)(*arguments)
+        return self.start(method, *arguments).value
 
     def restart(self) -> None:
         self._fragment = self._make()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -30,9 +31,8 @@ def on_ray(envs: HostEnvFactory, engine: Engine | None = None, step_timeout: flo
     where = RayEngine() if engine is None else engine
 
     def make(num_envs: int, seed: int, first_index: int) -> HostEnv:
-        remote = _Remote(envs.make, num_envs, seed, first_index)
-        name = f"podium-envs-{first_index}-{first_index + num_envs - 1}"
-        return _Proxy(envs.spec, num_envs, where.place(name, remote), step_timeout)
+        name, batch = f"podium-envs-{first_index}-{first_index + num_envs - 1}", (num_envs, seed, first_index)
+        return _Proxy(envs.spec, num_envs, where.place(name, partial(_Batch, envs.make, *batch)), step_timeout)
 
     return dataclasses.replace(envs, make=make, evaluation=envs.evaluation or envs)
 
@@ -43,24 +43,11 @@ def place_envs(envs: HostEnvFactory, engine: Engine | Literal["threads", "ray"],
     return on_ray(envs, where, step_timeout) if where.apart else envs
 
 
-@dataclasses.dataclass(frozen=True)
-class _Remote:
-    """What makes the fragment: the environments, with a step in one call."""
-
-    make: Callable[[int, int, int], HostEnv]
-    num_envs: int
-    seed: int
-    first_index: int
-
-    def __call__(self) -> _Batch:
-        return _Batch(self.make(self.num_envs, self.seed, self.first_index))
-
-
 class _Batch:
-    """A batch of environments, where it lives."""
+    """A batch of environments where it lives, with a step in one call."""
 
-    def __init__(self, env: HostEnv):
-        self._env = env
+    def __init__(self, make: Callable[[int, int, int], HostEnv], num_envs: int, seed: int, first_index: int):
+        self._env = make(num_envs, seed, first_index)
 
     def ready(self) -> None:
         """Say that it is made."""
@@ -95,9 +82,8 @@ class _Proxy(CheckedHostEnv):
         return self._await(self._sent)
 
     def _await(self, answer: Reply) -> TimeStep:
-        seconds = self._step_timeout
-        late = f"{self._handle.name} has not ended a step for step_timeout={seconds:g} s."
-        return answer.result(within(seconds, late, self._look))
+        late = f"{self._handle.name} has not ended a step for step_timeout={self._step_timeout:g} s."
+        return answer.result(within(self._step_timeout, late, self._look))
 
     def _close(self) -> None:
         self._closed.set()

@@ -5,13 +5,14 @@ All of podium that knows Ray is here and in `podium.launch`. Ray is imported whe
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -63,11 +64,7 @@ class RayEngine:
             raise ValueError(f"start_timeout={self.start_timeout!r} must be greater than 0 seconds; 300 is usual.")
 
     def place(self, name: str, make: Callable[[], Any]) -> RayHandle:
-        """Let an actor make the fragment; see `Engine.place`.
-
-        Raises:
-          ValueError: Ray is not installed, no cluster was joined, or `make` cannot be sent.
-        """
+        """Let an actor make the fragment; ValueError without Ray or a cluster, or if `make` cannot be sent."""
         ray = require_ray()
         if not ray.is_initialized():
             raise ValueError(f"{name} has no Ray cluster to live in; use podium.launch, or call ray.init() before.")
@@ -91,8 +88,7 @@ class Host:
     """
 
     def __init__(self, name: str):
-        self._name = name
-        self._fragment: Any = None
+        self._name, self._fragment = name, None
 
     def __repr__(self) -> str:
         return self._name  # What Ray puts before lines that the process prints.
@@ -133,11 +129,6 @@ def to_numpy(tree: PyTree) -> PyTree:
     return jax.tree.unflatten(structure, [next(fetched) if is_plain(leaf) else leaf for leaf in leaves])
 
 
-def _own(tree: PyTree) -> PyTree:
-    """Return what came from an actor in memory of this process: large arrays lie in the store of Ray, and fill it."""
-    return jax.tree.map(lambda x: np.array(x) if isinstance(x, np.ndarray) else x, tree)
-
-
 class RayHandle:
     """A fragment in an actor; a `Handle`. One thread at a time may use it, but any may close it.
 
@@ -146,9 +137,8 @@ class RayHandle:
     """
 
     def __init__(self, ray: Any, name: str, make: Callable[[], Any], engine: RayEngine):
-        self.name = name
+        self.name, self._ray, self._engine = name, ray, engine
         self.pid: int | None = None
-        self._ray, self._engine = ray, engine
         self._head = Head(ray.get_runtime_context().gcs_address)
         self._actor_class = ray.remote(Host)
         try:
@@ -161,23 +151,22 @@ class RayHandle:
         self._place()
 
     def _place(self) -> None:
-        self._stands = False
-        self._began = time.monotonic()
+        self._stands, self._began = False, time.monotonic()
         self._actor = self._actor_class.options(**self._engine.actor_options()).remote(self.name)
         self._started = self._actor.started.remote()
         self._made = self._actor.make.remote(self._make)
 
     def start(self, method: str, *arguments: Any) -> _Reply:
-        """Begin a call; see `Handle.start`."""
+        """Begin a call."""
         with self._translated():
             return _Reply(self, self._actor.call.remote(method, *map(to_numpy, arguments)))
 
     def call(self, method: str, *arguments: Any, heartbeat: Heartbeat) -> Any:
-        """Do a call; see `Handle.call`."""
+        """Do a call."""
         return self.start(method, *arguments).result(heartbeat)
 
     def restart(self) -> None:
-        """Make the fragment anew in another process; see `Handle.restart`."""
+        """Make the fragment anew in another process."""
         self.close()
         with self._translated():
             self._place()
@@ -186,10 +175,8 @@ class RayHandle:
         """Kill the actor's process."""
         # After the head is lost, or Ray shut down, there is nobody to ask; the process ends by itself then.
         if self._ray.is_initialized():
-            try:
+            with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
                 self._ray.kill(self._actor)
-            except (self._ray.exceptions.RayError, ValueError):
-                pass
 
     def wait(self, reference: Any, heartbeat: Heartbeat) -> Any:
         """Return the value behind `reference`, of the actor that stands by then."""
@@ -200,36 +187,39 @@ class RayHandle:
         return self._get(reference, heartbeat)
 
     def _await_start(self, reference: Any, what: str, heartbeat: Heartbeat) -> Any:
-        deadline = self._began + self._engine.start_timeout
-
         def look() -> None:
             heartbeat()
-            if time.monotonic() > deadline:
+            if time.monotonic() > self._began + self._engine.start_timeout:
+                options = self._engine.actor_options()
+                asked = _shown({name: value for name, value in options.items() if name != "runtime_env"})
+                free, all_there_is = _shown(self._ray.available_resources()), _shown(self._ray.cluster_resources())
                 raise EngineError(
                     f"{self.name} does not stand after start_timeout={self._engine.start_timeout:g} s: {what}. It asks "
-                    f"for {_asked(self._engine)}; free in the Ray cluster: {_shown(self._ray.available_resources())}, "
-                    f"of {_shown(self._ray.cluster_resources())}."
+                    f"for {asked}; free in the Ray cluster: {free}, of {all_there_is}."
                 )
 
         return self._get(reference, look)
 
     def _get(self, reference: Any, heartbeat: Heartbeat) -> Any:
         while True:
-            with self._translated():
-                try:
-                    value = self._ray.get(reference, timeout=POLL_SECONDS)
-                except self._ray.exceptions.GetTimeoutError:
-                    pass
-                else:
-                    self._head.missed = 0
-                    if isinstance(value, _Raised):
-                        raise FragmentError(f"{self.name} raised {value.error}, in its process:\n{value.where}")
-                    return _own(value)
+            with self._translated(), contextlib.suppress(self._ray.exceptions.GetTimeoutError):
+                value = self._ray.get(reference, timeout=POLL_SECONDS)
+                self._head.missed = 0
+                if isinstance(value, _Raised):
+                    raise FragmentError(f"{self.name} raised {value.error}, in its process:\n{value.where}")
+                # In memory of this process: large arrays lie in the store of Ray, and fill it.
+                return jax.tree.map(lambda x: np.array(x) if isinstance(x, np.ndarray) else x, value)
             heartbeat()
             self._head.look()
 
-    def _translated(self) -> _Translated:
-        return _Translated(self)
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn errors of Ray in the block into those of `podium.placement.remote.engine`."""
+        try:
+            yield
+        except self._ray.exceptions.RayError as error:
+            self._head.require()
+            raise self.lost(error) from None
 
     def lost(self, error: Exception) -> Exception:
         """Return what an error of Ray means for a run."""
@@ -241,38 +231,23 @@ class RayHandle:
         return EngineError(f"Ray failed {self.name}: {type(error).__name__}: {words}")
 
 
-class _Translated:
-    """Turns errors of Ray in its block into those of `podium.placement.remote.engine`."""
-
-    def __init__(self, handle: RayHandle):
-        self._handle = handle
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: Any, where: Any) -> None:
-        if error is not None and isinstance(error, self._handle._ray.exceptions.RayError):
-            self._handle._head.require()
-            raise self._handle.lost(error) from None
-
-
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Reply:
     """A call of an actor under way."""
 
-    def __init__(self, handle: RayHandle, reference: Any):
-        self._handle, self._reference = handle, reference
+    handle: RayHandle
+    reference: Any
 
     def result(self, heartbeat: Heartbeat) -> Any:
-        """Wait for the value; see `Reply.result`."""
-        return self._handle.wait(self._reference, heartbeat)
+        """Wait for the value."""
+        return self.handle.wait(self.reference, heartbeat)
 
 
 class Head:
     """The process that a Ray cluster hangs on. Ray itself ends the driver a minute after it is gone, with no error."""
 
     def __init__(self, address: str):
-        self.address = address
-        self.missed = 0
-        self._looked = time.monotonic()
+        self.address, self.missed, self._looked = address, 0, time.monotonic()
 
     def look(self) -> None:
         """Look, if it is time; raises EngineError once it was not there `LOOKS` times in a row."""
@@ -306,12 +281,7 @@ class Head:
         )
 
 
-def _asked(engine: RayEngine) -> str:
-    return _shown({name: value for name, value in engine.actor_options().items() if name != "runtime_env"})
-
-
 def _shown(resources: Mapping[str, Any]) -> str:
     others = ("node:", "object_store", "memory")
     kept = {name: value for name, value in resources.items() if not name.startswith(others)}
-    numbers = {name: f"{value:g}" if isinstance(value, float) else value for name, value in kept.items()}
-    return ", ".join(f"{name}={value}" for name, value in numbers.items())
+    return ", ".join(f"{name}={f'{x:g}' if isinstance(x, float) else x}" for name, x in kept.items())

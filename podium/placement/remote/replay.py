@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -30,11 +31,9 @@ class Drawn(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ReplayFunctions:
-    """What makes a replay with nothing in it, and compiles it.
+    """What a replay is made of.
 
     Args:
-      agent: whose replay it is.
-      sizes: of the run.
       plan: shapes of the agent's plan for a batch of rollouts, whose data go into the replay.
       device: that holds it; None is the first of the process.
     """
@@ -60,16 +59,14 @@ class ReplayFunctions:
         minibatch, indices = jax.eval_shape(self.replay.sample, key, jax.eval_shape(self.empty))
         return Drawn(minibatch, indices, num_updates(self.replay, self.plan))
 
-    def __call__(self) -> Store:
-        """Compile, and return the fragment."""
-        return Store(self, self.device or jax.devices()[0])
-
 
 class Store:
-    """The replay's state, where it lives; one thread at a time may use it."""
+    """The replay's state where it lives, with its functions compiled; one thread at a time may use it."""
 
-    def __init__(self, made_of: ReplayFunctions, device: jax.Device):
-        replay = made_of.replay
+    _rank: Any = None
+
+    def __init__(self, made_of: ReplayFunctions):
+        replay, device = made_of.replay, made_of.device or jax.devices()[0]
 
         def add(held: PyTree, data: PyTree) -> tuple[PyTree, Any]:
             held = replay.add(held, data)
@@ -79,11 +76,9 @@ class Store:
         self._held = jit(made_of.empty, device)()
         self._add = jit(add, device, (0,)).lower(shape, made_of.plan.data).compile()
         self._sample = jit(replay.sample, device).lower(jax.eval_shape(lambda: jax.random.key(0)), shape).compile()
-        self._rank: Any = None
         if replay.update_priorities is not None:
             ranks, indices = jax.ShapeDtypeStruct((replay.batch_size,), jnp.float32), made_of.drawn().indices
-            rank = jit(replay.update_priorities, device, (0,))
-            self._rank = rank.lower(shape, indices, ranks).compile()
+            self._rank = jit(replay.update_priorities, device, (0,)).lower(shape, indices, ranks).compile()
 
     def add(self, data: PyTree) -> bool:
         """Insert the data of a plan; returns whether the replay can be sampled now."""
@@ -92,10 +87,8 @@ class Store:
 
     def sample(self, key: Key) -> tuple[PyTree, PyTree]:
         """Return a minibatch and where it is from."""
-        drawn: tuple[PyTree, PyTree] = jax.block_until_ready(
-            self._sample(jax.device_put(key, self._device), self._held)
-        )
-        return drawn
+        drawn = self._sample(jax.device_put(key, self._device), self._held)
+        return jax.block_until_ready(drawn)
 
     def rank(self, indices: PyTree, priorities: Any) -> None:
         """Give what was sampled new priorities, where the replay has any."""
@@ -107,16 +100,14 @@ class ReplayServer:
     """A `Store` wherever an engine puts it, for several threads.
 
     Args:
-      engine: that places it.
-      fragment: what it is.
+      functions: what it is made of.
       timeout: seconds that a call may take, once it stands.
     """
 
-    def __init__(self, engine: Engine, fragment: ReplayFunctions, timeout: float):
-        self._handle = engine.place("podium-replay", fragment)
-        self._timeout, self._lock = timeout, threading.Lock()
+    def __init__(self, engine: Engine, functions: ReplayFunctions, timeout: float):
+        self._handle = engine.place("podium-replay", partial(Store, functions))
+        self._timeout, self._lock, self._stands = timeout, threading.Lock(), False
         self._ranking: Reply | None = None
-        self._stands = False
 
     def add(self, data: PyTree, heartbeat: Heartbeat) -> bool:
         """Insert the data of a plan; returns whether the replay can be sampled now. `heartbeat` as for `Reply.result`.
@@ -146,7 +137,7 @@ class ReplayServer:
             self._finish(heartbeat)
             # The engine bounds how long it takes until the fragment stands, which the first call waits for.
             look = self._within(heartbeat) if self._stands else heartbeat
-            answer = self._checked(lambda: self._handle.call(method, *arguments, heartbeat=look))
+            answer = self._checked(partial(self._handle.call, method, *arguments, heartbeat=look))
             self._stands = True
             return answer
 

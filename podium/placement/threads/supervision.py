@@ -38,7 +38,7 @@ class FatalError(RuntimeError):
     """An error that no restart of a thread can mend: something that all of them need is gone."""
 
 
-class SupervisedThread:
+class SupervisedThread(threading.Thread):
     """A thread that runs one function until that returns, or until the run ends.
 
     Args:
@@ -47,20 +47,21 @@ class SupervisedThread:
       stop: set when the run is over.
 
     Attributes:
-      error: what the function raised, if anything.
       heartbeats: number of them so far.
-      result: what the function returned.
       done: whether the function has returned.
+      result: what it returned.
+      error: what it raised, if anything.
     """
 
     def __init__(self, name: str, function: Callable[[Heartbeat], Any], stop: threading.Event):
-        self.name, self.heartbeats, self.done = name, 0, False
-        self.error: BaseException | None = None
+        super().__init__(name=name, daemon=True)
+        self._function, self._over = function, stop
+        self.heartbeats, self.done = 0, False
         self.result: Any = None
-        self._function, self._stop = function, stop
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.error: BaseException | None = None
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Call the function, and keep what becomes of it."""
         try:
             self.result = self._function(self.heartbeat)
             self.done = True
@@ -72,21 +73,13 @@ class SupervisedThread:
     def heartbeat(self) -> None:
         """Count a step; raises Stopped when the run is over."""
         self.heartbeats += 1
-        if self._stop.is_set():
+        if self._over.is_set():
             raise Stopped
 
-    def start(self) -> None:
-        """Start the thread; once only."""
-        self._thread.start()
-
-    def is_alive(self) -> bool:
-        """Tell whether the thread has started and not ended."""
-        return self._thread.is_alive()
-
-    def join(self, seconds: float) -> None:
-        """Wait for the end of the thread for at most `seconds`; not at all where it never started."""
-        if self._thread.ident is not None:
-            self._thread.join(seconds)
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the end of the thread for at most `timeout` seconds; not at all where it never started."""
+        if self.ident is not None:
+            super().join(timeout)
 
     def where(self) -> str:
         """Return the lines that the thread, and the threads it runs (`run_together`), are at now."""
@@ -121,8 +114,7 @@ class Supervisor:
         if not alive and not thread.done:
             raise ActorError(f"{thread.name} ended without a word.")
         # A check that took far longer than it should was none: the process was stopped, or the machine asleep.
-        now = time.monotonic()
-        moved = thread.heartbeats != self._seen
+        now, moved = time.monotonic(), thread.heartbeats != self._seen
         self._waited = 0.0 if moved else self._waited + min(now - self._checked, 5 * POLL_SECONDS)
         self._seen, self._checked = thread.heartbeats, now
         if self._waited > self._timeout:
@@ -163,11 +155,7 @@ def end_threads(threads: Sequence[SupervisedThread], stop: threading.Event) -> N
 
 
 class RestartBudget:
-    """How many failures the threads of a run may still survive, all together.
-
-    Args:
-      number: of failures.
-    """
+    """How many failures, `number`, the threads of a run may still survive, all together."""
 
     def __init__(self, number: int):
         self._left, self._lock = number, threading.Lock()
@@ -223,10 +211,8 @@ def run_together(functions: Sequence[Callable[[Heartbeat], T]], heartbeat: Heart
             failures.append(error)
 
     name = threading.current_thread().name
-    threads = [
-        threading.Thread(target=run, args=(number,), name=f"{name}-{number}", daemon=True)
-        for number in range(1, len(functions))
-    ]
+    thread_of = lambda number: threading.Thread(target=run, args=(number,), name=f"{name}-{number}", daemon=True)
+    threads = [thread_of(number) for number in range(1, len(functions))]
     for thread in threads:
         thread.start()
     run(0)
