@@ -16,7 +16,6 @@ from podium.agents import impala
 from podium.host import CheckedHostEnv, HostEnv, HostEnvFactory
 from podium.placement.actors.host import HostActing
 from podium.placement.actors.inference import CompiledInference, request_shapes
-from podium.placement.compiled.iteration import params_shapes
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, TimeStep
 
 STAGES = ("environments", "inference", "learning", "serving")
@@ -188,7 +187,7 @@ def _inference_alone(program: podium.Program, placement: podium.CentralInference
     assert isinstance(program.env, podium.HostEnvFactory)
     acting = HostActing(agent, program.env, sizes.num_envs, sizes.rollout_length)
     size = placement.batch_size or sizes.num_envs
-    act = CompiledInference(acting, params_shapes(agent, acting.spec), device, size).act[size]
+    act = CompiledInference(acting, acting.params_shapes(), device, size).act[size]
     params = agent.actor(program.agent_state(state))
     request = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), request_shapes(acting, size))
     jax.device_get(act(params, request))

@@ -11,12 +11,11 @@ import difflib
 
 from podium.placement.anakin import Anakin
 from podium.placement.central_inference import CentralInference
-from podium.placement.contract import Placement, Program, RunState, Sizes
+from podium.placement.contract import Placement, Program, Report, RunState, Sizes
 from podium.placement.distributed_actors import DistributedActors
 from podium.placement.evolution import Evolution
 from podium.placement.local_sgd import LocalSGD
 from podium.placement.parameter_server import ParameterServer
-from podium.placement.report import Report
 from podium.placement.sebulba import Sebulba
 from podium.placement.single import Single
 

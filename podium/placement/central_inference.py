@@ -12,9 +12,8 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Self
-
-import jax
 
 from podium.agent import Agent
 from podium.devices import Devices, resolve_devices
@@ -36,8 +35,8 @@ from podium.placement.contract import (
     Sizes,
     check_divides,
     check_fields,
-    device_name,
-    numbers,
+    roles_on,
+    shares,
 )
 from podium.placement.remote.envs import Engine, place_envs
 from podium.types import Metrics
@@ -115,18 +114,9 @@ class CentralInference(Placement):
             learnt = learning_bytes(learner, acting, [None] * num_envs, len(devices))
             return bytes_moved(acting, num_envs) | learnt
 
-        def report(amounts: Mapping[str, int]) -> Report:
-            shares = [numbers(i * share, share) for i in range(len(devices))]
-            return self._report(f"{num_envs // each} threads, {each} in each", devices, shares, amounts)
-
+        report = partial(self._explain, num_envs)
         name = "CentralInference"
         return Program(agent, envs, sizes, devices, loop, name, moves, report, ADDITIONS, resume_loses=EPISODES_RESTART)
-
-    def explain(self) -> Report:
-        """Say in a table and a drawing who runs where and what moves; `Program.explain` knows the numbers."""
-        devices, each = resolve_devices(self.devices), self.envs_per_actor
-        threads = "as many threads as cores" if each is None else f"num_envs / {each} threads, {each} in each"
-        return self._report(threads, devices, ["its share of the environments"] * len(devices))
 
     @classmethod
     def candidates(cls, num_devices: int, num_envs: int) -> Sequence[Self]:
@@ -135,12 +125,16 @@ class CentralInference(Placement):
         apart = [cls(envs_per_actor=waiting, devices=num_devices)] if num_envs % (waiting * num_devices) == 0 else []
         return [cls(devices=num_devices), *apart]
 
-    def _report(
-        self, threads: str, devices: list[jax.Device], shares: list[str], amounts: Mapping[str, int] = {}
-    ) -> Report:
+    def _explain(self, num_envs: int | None, amounts: Mapping[str, int | None]) -> Report:
+        devices, each = resolve_devices(self.devices), self.envs_per_actor
+        if num_envs is not None:
+            each = self._envs_per_actor(num_envs, len(devices))
+            threads = f"{num_envs // each} threads, {each} in each"
+        else:
+            threads = "as many threads as cores" if each is None else f"num_envs / {each} threads, {each} in each"
         roles = [Role("environments", "host CPU", threads)]
         for name in ("inference", "learning"):
-            roles += [Role(name, device_name(x), share) for x, share in zip(devices, shares, strict=True)]
+            roles += roles_on(devices, name, shares(num_envs, len(devices)))
         ways = {
             "observations": "environments to inference",
             "actions": "inference to environments",

@@ -187,6 +187,10 @@ class Acting(abc.ABC):
         spec: EnvSpec = self.env.spec
         return spec
 
+    def params_shapes(self) -> PyTree:
+        """Return the shapes of the parameters that act."""
+        return jax.eval_shape(lambda key: self.agent.actor(self.agent.init(key, self.spec)), jax.random.key(0))
+
     @abc.abstractmethod
     def begin(self, key: Key, index: Array) -> RolloutState | tuple[()]:
         """Return where environments numbered `index` [B] stand at the start; `()` where they are outside the state."""
@@ -210,7 +214,7 @@ class Acting(abc.ABC):
         """Return what makes actors whose loops are Python's, to be read along."""
 
     @abc.abstractmethod
-    def bytes_moved(self, params: PyTree, num_envs: int) -> dict[str, int]:
+    def bytes_moved(self, num_envs: int) -> dict[str, int]:
         """Return what goes up to the device and comes down from it in a rollout of so many environments."""
 
 
@@ -328,6 +332,16 @@ class Program:
     def explain(self) -> Report:
         """Say in a table and a drawing who runs where, and how many bytes move in an update."""
         return self.report(self.moves())
+
+
+def episode_seed(seed: int | None, run_key: Key, update: int) -> int:
+    """Return the seed of episodes that begin after so many updates, outside the state of a run.
+
+    Those of a run that resumes are not those it began with: `seed` is the run's where it was begun here, else None.
+    """
+    if seed is not None and update == 0:
+        return seed
+    return int(jax.random.randint(jax.random.fold_in(run_key, update), (), 0, 2**31 - 1))
 
 
 def update_count(state: Any) -> int:

@@ -29,7 +29,7 @@ from podium.host import HostEnvFactory
 from podium.placement.actors.actor import compile_actors, make_acting
 from podium.placement.actors.loop import ActorLearnerLoop
 from podium.placement.actors.pool import ADDITIONS, ActorPool, account
-from podium.placement.compiled.iteration import all_finite, join, params_shapes, plan_shapes, resolve_lanes
+from podium.placement.compiled.iteration import all_finite, join, plan_shapes, resolve_lanes
 from podium.placement.compiled.learner import learner_of, learning_bytes
 from podium.placement.compiled.minibatches import MinibatchSteps, observer_of
 from podium.placement.contract import (
@@ -125,7 +125,7 @@ class DistributedActors(Placement):
         engine, share = resolve_engine(self.engine), acting.num_envs
         places = [on_devices[worker % len(on_devices)] for worker in range(self.workers)]
         played_on = [None if engine.apart else places[i // share] for i in range(num_envs)]
-        acted = {} if engine.apart else acting.bytes_moved(params_shapes(agent, acting.spec), num_envs)
+        acted = {} if engine.apart else acting.bytes_moved(num_envs)
         # How often the parameters are sent in an update, if every worker fetches those of each.
         copies = self.workers if engine.apart else len(on_devices)
 
@@ -381,7 +381,7 @@ class ReplayLoop(ActorLearnerLoop):
             "trajectories": (nbytes(rollout) - nbytes(rollout.policy_version)) * away // len(played_on),
             **({"insertions": nbytes(self._functions.plan.data)} if self._engine.apart else {}),
             "minibatches": drawn.per_insertion * nbytes(drawn.minibatch) if elsewhere else 0,
-            "parameters": nbytes(params_shapes(self._acting.agent, self._acting.spec)) * copies,
+            "parameters": nbytes(self._acting.params_shapes()) * copies,
             "gradient sums": drawn.per_insertion * nbytes(self._steps.gradient()) if len(devices) > 1 else 0,
         }
 

@@ -31,7 +31,6 @@ from podium.placement.compiled.iteration import (
     chunk_finite,
     empty_replay,
     map_envs,
-    params_shapes,
     resolve_lanes,
     rollout_finite,
     specs_of,
@@ -321,7 +320,7 @@ class _Averaging:
         agent, spec = self.acting.agent, self.acting.spec
         state = jax.eval_shape(lambda key: agent.init(key, spec), jax.random.key(0))
         known = nbytes([x for x in jax.tree.leaves(state) if _averaged(x)]) // self.average_every
-        acted = self.acting.bytes_moved(params_shapes(agent, spec), self.sizes.num_envs)
+        acted = self.acting.bytes_moved(self.sizes.num_envs)
         return {**acted, "what workers know": known if self.mesh.size > 1 else 0}
 
 

@@ -27,7 +27,7 @@ from podium.env import Env
 from podium.host import HostEnvFactory
 from podium.placement.actors.actor import make_acting
 from podium.placement.actors.gradients import GradientFunctions
-from podium.placement.compiled.iteration import all_finite, empty_replay, episode_seed, resolve_lanes, run_once
+from podium.placement.compiled.iteration import all_finite, empty_replay, resolve_lanes, run_once
 from podium.placement.contract import (
     ACTING,
     EPISODES_RESTART,
@@ -44,8 +44,9 @@ from podium.placement.contract import (
     check_divides,
     check_fields,
     device_name,
+    episode_seed,
     nbytes,
-    numbers,
+    shares,
 )
 from podium.placement.remote.engine import Engine, Handle, LostError, resolve_engine
 from podium.placement.threads.supervision import (
@@ -131,26 +132,18 @@ class ParameterServer(Placement):
 
         def moves() -> dict[str, int]:
             shapes, away = functions.shapes, sum(engine.apart or place != places[0] for place in places)
-            params = jax.eval_shape(agent.actor, shapes.state)
             return {
-                **({} if engine.apart else acting.bytes_moved(params, num_envs)),
+                **({} if engine.apart else acting.bytes_moved(num_envs)),
                 "gradients": away * shapes.steps * nbytes(shapes.gradient),
                 # One to act with, and one for every gradient, unless nothing was applied meanwhile.
                 "states": away * (shapes.steps + 1) * nbytes(shapes.state),
                 "trajectories": away * nbytes(shapes.rollout),
             }
 
-        shares = [numbers(worker * acting.num_envs, acting.num_envs) for worker in range(workers)]
-        report = functools.partial(self._report, shares)
+        report = functools.partial(self._explain, num_envs)
         layout, loses = f"ParameterServer of {workers} workers", EPISODES_RESTART if acting.on_host else ""
         devices = list(dict.fromkeys(places))
         return Program(agent, acting.env, sizes, devices, loop, layout, moves, report, ADDITIONS, resume_loses=loses)
-
-    def explain(self) -> Report:
-        """Say in a table and a drawing who runs where and what moves; `Program.explain` knows the numbers."""
-        engine, places = self._resolve()
-        moved = ("gradients", "states", "trajectories") if engine.apart or len(set(places)) > 1 else ()
-        return self._report(["its share of the environments"] * self.workers, dict.fromkeys(moved))
 
     @classmethod
     def candidates(cls, num_devices: int, num_envs: int) -> Sequence[Self]:
@@ -182,11 +175,15 @@ class ParameterServer(Placement):
         except ValueError as error:
             raise error if self.workers == 1 else ValueError(f"In each of workers={self.workers}: {error}") from None
 
-    def _report(self, shares: list[str], amounts: Mapping[str, int | None]) -> Report:
+    def _explain(self, num_envs: int | None, amounts: Mapping[str, int | None]) -> Report:
         engine, places = self._resolve()
+        if num_envs is None and (engine.apart or len(set(places)) > 1):
+            amounts = dict.fromkeys(("gradients", "states", "trajectories"))
         roles = [Role("server", device_name(places[0]), "the agent's state; applies gradients one by one")]
         where = ["Ray actor" if engine.apart else device_name(place) for place in places]
-        roles += [Role("worker", place, share) for place, share in zip(where, shares, strict=True)]
+        roles += [
+            Role("worker", place, share) for place, share in zip(where, shares(num_envs, self.workers), strict=True)
+        ]
         ways = {
             "observations": "environments to workers",
             "actions": "workers to environments",

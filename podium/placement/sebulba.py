@@ -23,7 +23,7 @@ from podium.placement.actors.actor import compile_actors
 from podium.placement.actors.host import HostActing
 from podium.placement.actors.loop import ActorLearnerLoop
 from podium.placement.actors.pool import ADDITIONS, ActorPool
-from podium.placement.compiled.iteration import params_shapes, resolve_lanes
+from podium.placement.compiled.iteration import resolve_lanes
 from podium.placement.compiled.learner import learner_of, learning_bytes
 from podium.placement.contract import (
     EPISODES_RESTART,
@@ -111,7 +111,7 @@ class Sebulba(Placement):
 
         def moves() -> dict[str, int]:
             played_on = [device for device in places for _ in range(share)]
-            acted = acting.bytes_moved(params_shapes(agent, acting.spec), num_envs)
+            acted = acting.bytes_moved(num_envs)
             return acted | learning_bytes(learner, acting, played_on, len(on_devices))
 
         report = partial(self._explain, num_envs)

@@ -22,14 +22,7 @@ from podium.env import Env
 from podium.host import HostEnvFactory
 from podium.learn import PYTHON, learn
 from podium.placement.actors.actor import make_acting
-from podium.placement.compiled.iteration import (
-    chunk_finite,
-    episode_seed,
-    params_shapes,
-    resolve_lanes,
-    rollout_finite,
-    start,
-)
+from podium.placement.compiled.iteration import chunk_finite, resolve_lanes, rollout_finite, start
 from podium.placement.contract import (
     ACTING,
     EPISODES_RESTART,
@@ -46,6 +39,7 @@ from podium.placement.contract import (
     RunState,
     Sizes,
     device_name,
+    episode_seed,
     update_count,
 )
 from podium.placement.threads.supervision import supervise
@@ -70,7 +64,7 @@ class Single(Placement):
         lanes = resolve_lanes(acting, num_envs, rollout_length, requested=asked.num_lanes)
         timeout = self.actor_timeout if acting.on_host else None
         loop = SingleLoop(acting, Sizes(num_envs, rollout_length, 1, lanes), timeout)
-        moves = lambda: acting.bytes_moved(params_shapes(agent, acting.spec), num_envs)
+        moves = lambda: acting.bytes_moved(num_envs)
         report, layout = partial(self._explain, num_envs), "HostSingle" if acting.on_host else "Single"
         loses = EPISODES_RESTART if acting.on_host else ""
         return Program(
@@ -152,7 +146,7 @@ class SingleLoop:
         """Compile what acts, once; the other functions are when first used."""
         if self._make_actor is None:
             began, acting = time.perf_counter(), self._acting
-            self._make_actor = acting.in_python(params_shapes(acting.agent, acting.spec), self.device)
+            self._make_actor = acting.in_python(acting.params_shapes(), self.device)
             self.compile_seconds += time.perf_counter() - began
 
     def close(self) -> None:

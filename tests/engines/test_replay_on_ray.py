@@ -109,7 +109,8 @@ def test_it_says_where_the_replay_is_and_what_travels() -> None:
     assert moved["minibatches"] == 2 * 32 * (2 * 400 + 4 * 4)
     assert moved["insertions"] > 32 * 2 * 400
     for text in (str(program.explain()), str(apart().explain())):
-        assert "replay" in text and "Ray actor" in text and "learning to replay" in text
+        assert "replay" in text and "Ray actor" in text
+    assert "learning to replay" in str(program.explain())
 
 
 @pytest.mark.slow

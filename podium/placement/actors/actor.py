@@ -23,8 +23,17 @@ from podium.host import HostEnvFactory
 from podium.learn import python_scan
 from podium.placement.actors.host import HostActing
 from podium.placement.compiled.iteration import scaled
-from podium.placement.contract import STATS, Acting, Actor, Experience, Following, MakeActor, Rollout, nothing_yet
-from podium.placement.threads.supervision import Heartbeat
+from podium.placement.contract import (
+    STATS,
+    Acting,
+    Actor,
+    Experience,
+    Following,
+    Heartbeat,
+    MakeActor,
+    Rollout,
+    nothing_yet,
+)
 from podium.rollout import RolloutState, begin, rollout
 from podium.types import Array, Key, PyTree
 
@@ -88,7 +97,7 @@ class FusedActing(Acting):
         play = functools.partial(dataclasses.replace(self, agent=agent, env=env).play, fold=python_scan)
         return lambda run_key, seed, first_index, standing: FusedActor(play, run_key, standing)
 
-    def bytes_moved(self, params: PyTree, num_envs: int) -> dict[str, int]:
+    def bytes_moved(self, num_envs: int) -> dict[str, int]:
         """Return what goes up to the device and comes down from it in a rollout: nothing."""
         return {}
 

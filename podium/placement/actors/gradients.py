@@ -14,7 +14,7 @@ import numpy as np
 from podium import keys
 from podium.devices import at, jit
 from podium.learn import Gradient, Prepared, can_learn, gradient, num_gradients, prepare
-from podium.placement.compiled.iteration import all_finite, empty_replay, params_shapes, rollout_finite, seed_after
+from podium.placement.compiled.iteration import all_finite, empty_replay, rollout_finite, seed_after
 from podium.placement.contract import Acting, Actor, MakeActor, Rollout, Sizes
 from podium.rollout import RolloutState
 from podium.types import Array, Key, Metrics, PyTree
@@ -85,7 +85,7 @@ class GradientFunctions:
     def compile(self, device: jax.Device, keeps: bool, lowered: Any = None) -> Callable[[int], GradientActor]:
         """Compile for a device, and return what makes the actor of a worker there; `lowered` is what `lower` gave."""
         acting, (prepare, take) = self.acting, lowered or self.lower(device, keeps)
-        make_actor = acting.compile(params_shapes(acting.agent, acting.spec), device, keeps)
+        make_actor = acting.compile(acting.params_shapes(), device, keeps)
         params = jit(acting.agent.actor, device)
         return functools.partial(GradientActor, self, device, make_actor, params, prepare.compile(), take.compile())
 

@@ -155,7 +155,7 @@ class HostActing(Acting):
         """Return what makes actors whose loops are Python's: all actors on the host are."""
         return self.compile(params, device)
 
-    def bytes_moved(self, params: PyTree, num_envs: int) -> dict[str, int]:
+    def bytes_moved(self, num_envs: int) -> dict[str, int]:
         """Return what goes up to the device and comes down from it in a rollout of so many environments."""
         step = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.rows())
         parts, length = num_envs // self.num_envs, self.length

@@ -11,8 +11,7 @@ import numpy as np
 
 from podium import distributed
 from podium.placement.actors.pool import ActorPool
-from podium.placement.compiled.iteration import episode_seed
-from podium.placement.contract import update_count
+from podium.placement.contract import episode_seed, update_count
 from podium.types import Key, Metrics
 
 

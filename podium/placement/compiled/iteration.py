@@ -27,7 +27,7 @@ from podium.learn import (
     why_not_divides,
 )
 from podium.placement.contract import Acting, Rollout, RunState, Sizes, nbytes
-from podium.types import Array, EnvSpec, Key, PyTree, Trajectory
+from podium.types import Array, Key, PyTree, Trajectory
 
 SMALL = 2**16
 """Numbers in an array that `all_finite` may copy."""
@@ -78,21 +78,6 @@ def resolve_lanes(
         divides=lambda lanes: plan_divides(agent, plan, lanes),
         refusal=lambda name, lanes: why_not_divides(agent, plan, name, lanes),
     )
-
-
-def episode_seed(seed: int | None, run_key: Key, update: int) -> int:
-    """Return the seed of episodes that begin after so many updates, outside the state of a run.
-
-    Those of a run that resumes are not those it began with: `seed` is the run's where it was begun here, else None.
-    """
-    if seed is not None and update == 0:
-        return seed
-    return int(jax.random.randint(jax.random.fold_in(run_key, update), (), 0, 2**31 - 1))
-
-
-def params_shapes(agent: Agent, spec: EnvSpec) -> PyTree:
-    """Return the shapes of the parameters that act."""
-    return jax.eval_shape(lambda key: agent.actor(agent.init(key, spec)), jax.random.key(0))
 
 
 def run_once(function: Callable[..., Any], out_shardings: Any) -> Any:

@@ -16,16 +16,7 @@ from podium.agent import Agent
 from podium.devices import make_mesh
 from podium.learn import learn
 from podium.networks import batch_over
-from podium.placement.compiled.iteration import (
-    chunk_finite,
-    cut,
-    gradient_bytes,
-    join,
-    map_envs,
-    params_shapes,
-    rollout_finite,
-    start,
-)
+from podium.placement.compiled.iteration import chunk_finite, cut, gradient_bytes, join, map_envs, rollout_finite, start
 from podium.placement.compiled.once import CompiledOnMesh
 from podium.placement.contract import Acting, Rollout, RunState, Sizes, nbytes
 from podium.types import Key, Metrics, PyTree, Trajectory
@@ -168,6 +159,6 @@ def learning_bytes(
     gradients = gradient_bytes(acting, learner.sizes, state.agent, state.replay) if len(learner.devices) > 1 else 0
     return {
         "trajectories": (nbytes(rollout) - nbytes(rollout.policy_version)) * moving // len(played_on),
-        "parameters": nbytes(params_shapes(acting.agent, acting.spec)) * copies * distributed.num_processes(),
+        "parameters": nbytes(acting.params_shapes()) * copies * distributed.num_processes(),
         "gradient sums": gradients,
     }

@@ -7,10 +7,8 @@ from typing import Any
 
 import jax
 
-from podium.placement.compiled.iteration import params_shapes
-from podium.placement.contract import Acting, Actor, Experience, Following, nothing_yet
+from podium.placement.contract import Acting, Actor, Experience, Following, Heartbeat, nothing_yet
 from podium.placement.remote.engine import Engine, Handle, within
-from podium.placement.threads.supervision import Heartbeat
 from podium.types import Key, PyTree
 
 
@@ -22,7 +20,7 @@ class _Fragment:
 
     def __init__(self, acting: Acting, run_key: Key, seed: int, first_index: int):
         device = jax.devices()[0]
-        make = acting.compile(params_shapes(acting.agent, acting.spec), device)
+        make = acting.compile(acting.params_shapes(), device)
         self._actor: Actor = make(jax.device_put(run_key, device), seed, first_index)
         self._params: PyTree = None
 

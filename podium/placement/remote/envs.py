@@ -12,7 +12,6 @@ import numpy as np
 
 from podium.host import CheckedHostEnv, HostEnv, HostEnvFactory
 from podium.placement.remote.engine import Engine, Handle, Reply, resolve_engine, within
-from podium.placement.remote.ray import RayEngine
 from podium.types import EnvSpec, TimeStep
 
 
@@ -28,7 +27,7 @@ def on_ray(envs: HostEnvFactory, engine: Engine | None = None, step_timeout: flo
     """
     if not step_timeout > 0:
         raise ValueError(f"step_timeout={step_timeout!r} must be greater than 0 seconds; 60 is usual.")
-    where = RayEngine() if engine is None else engine
+    where = engine or resolve_engine("ray")
 
     def make(num_envs: int, seed: int, first_index: int) -> HostEnv:
         name, batch = f"podium-envs-{first_index}-{first_index + num_envs - 1}", (num_envs, seed, first_index)
