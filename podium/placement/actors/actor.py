@@ -81,11 +81,12 @@ class FusedActing(Acting):
         start = lambda seed, first_index: self.begin(keys.roots(seed).env, first_index + jnp.arange(self.num_envs))
         state = jax.eval_shape(start, key, number)
         play = jit(self.play, device, () if keeps else (3,)).lower(*at((key, number, params, state, number), device))
-        compiled, begin = play.compile(), jit(start, device)
+        # Both now: what is compiled later is waited for by all of the run.
+        compiled, begin = play.compile(), jit(start, device).lower(*at((key, number), device)).compile()
 
         def make(run_key: Key, seed: int, first_index: int, standing: Any = None) -> FusedActor:
             if standing is None:
-                standing = begin(jax.random.key(seed), np.int32(first_index))
+                standing = begin(jax.device_put(jax.random.key(seed), device), np.int32(first_index))
             return FusedActor(compiled, run_key, standing)
 
         return make
