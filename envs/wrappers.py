@@ -41,7 +41,8 @@ class WrappedState(NamedTuple):
 def time_limit(env: Env, max_steps: int) -> Env:
     """Truncate every episode after `max_steps` steps.
 
-    Where the environment terminates in that very step both flags are set, and termination counts.
+    Where the environment terminates in that very step both flags are set, and termination counts. Where it tells ends
+    of episodes from marks for the learner (`info["episode_end"]`, such as lost lives), the limit is an end.
 
     Args:
       env: an `Env` that does not reset itself yet: what is cut here must be reset by an `auto_reset` outside.
@@ -65,7 +66,11 @@ def time_limit(env: Env, max_steps: int) -> Env:
 
     def advance(time: Array, timestep: TimeStep) -> tuple[Array, TimeStep]:
         time = time + 1
-        return time, timestep._replace(truncated=timestep.truncated | (time >= max_steps))
+        cut = time >= max_steps
+        info = timestep.info
+        if "episode_end" in info:
+            info = {**info, "episode_end": info["episode_end"] | cut}
+        return time, timestep._replace(truncated=timestep.truncated | cut, info=info)
 
     return _remember(env._replace(spec=spec), begin, advance)
 

@@ -9,6 +9,9 @@ import jax.numpy as jnp
 
 from podium.types import Array, PyTree
 
+FLOOR = 1e-4
+"""Deviation below which a feature counts as one that does not change."""
+
 
 class RunningStats(NamedTuple):
     """Count, mean and sum of squared deviations of everything seen; `mean` and `m2` are pytrees."""
@@ -63,10 +66,12 @@ def update_stats(stats: RunningStats, batch: PyTree, valid: Array | None = None)
 
 
 def normalize(stats: RunningStats, x: PyTree, limit: float = 10.0) -> PyTree:
-    """Return (x - mean) / std, clipped to +-limit, leaf by leaf."""
-    return jax.tree.map(
-        lambda x, mean, std: jnp.clip((x - mean) / (std + 1e-8), -limit, limit), x, stats.mean, stats.std()
-    )
+    """Return (x - mean) / sqrt(std^2 + FLOOR^2), clipped to +-limit, leaf by leaf.
+
+    The floor is Gymnasium's: a feature that never changes, whose deviation is rounding noise, gives 0.
+    """
+    scaled = lambda x, mean, std: (x - mean) / jnp.sqrt(jnp.square(std) + FLOOR**2)
+    return jax.tree.map(lambda x, mean, std: jnp.clip(scaled(x, mean, std), -limit, limit), x, stats.mean, stats.std())
 
 
 def masked_mean(x: Array, valid: Array | None = None, num_valid: Array | None = None) -> Array:

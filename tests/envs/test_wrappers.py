@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import podium
 from podium import envs
 from podium.env import Env, auto_reset, reset_key, restart, transition
 from podium.envs import wrappers
@@ -150,6 +151,26 @@ def test_time_limit_truncates_at_its_step(terminates):
 def test_time_limit_starts_afresh_with_each_episode():
     _, steps = play(auto_reset(wrappers.time_limit(count(3), 4)), 12)
     assert not steps.truncated.any()
+
+
+def test_time_limit_ends_episodes_of_an_environment_that_tells_them_from_lost_lives():
+    def lives(every: int) -> Env:
+        """Make an environment that marks every few steps as terminal for the learner, and whose episodes never end."""
+        told = {"episode_end": jnp.zeros((), bool)}
+        reset = lambda key: (jnp.zeros((), jnp.int32), restart(jnp.zeros(1), told))
+
+        def step(key, state, action):
+            return state + 1, transition(jnp.zeros(1), 1.0, (state + 1) % every == 0, False, told)
+
+        return Env(EnvSpec("lives", ArraySpec((1,)), DiscreteSpec(2)), reset, step)
+
+    _, steps = play(auto_reset(wrappers.time_limit(lives(100), 5)), 15)
+    np.testing.assert_array_equal(np.flatnonzero(steps.info["episode_end"]), [4, 9, 14])
+    np.testing.assert_array_equal(steps.truncated, steps.info["episode_end"])
+    env, agent = wrappers.time_limit(lives(100), 5), podium.agents.ppo.make()
+    program = podium.Anakin(1).build(agent, env, num_envs=32, rollout_length=10)
+    _, metrics = program.chunk(program.init(0), 1)
+    assert metrics["episodes"].sum() == 64 and metrics["episode_length_sum"].sum() == 320
 
 
 def test_time_limit_is_the_shorter_of_two_in_the_spec():

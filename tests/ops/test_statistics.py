@@ -84,6 +84,16 @@ def test_a_constant_stays_finite() -> None:
     np.testing.assert_array_equal(normalize(stats, jnp.array([3.0, 4.0, 2.0])), [0, 10, -10])
 
 
+def test_a_feature_that_never_changes_is_0_whatever_rows_are_valid() -> None:
+    """Its deviation is rounding noise, which must not be divided by; Gymnasium's wrapper gives 0 as well."""
+    rng, update_ = np.random.default_rng(3), jax.jit(update_stats)
+    for constant in (0.1, -3.7, 123.4, 1e-3):
+        stats = init_stats(jnp.zeros(()))
+        for _ in range(50):
+            stats = update_(stats, jnp.full((16, 8), constant, jnp.float32), jnp.asarray(rng.random((16, 8)) < 0.7))
+            assert abs(float(normalize(stats, jnp.float32(constant)))) < 0.01 * max(1.0, abs(constant))
+
+
 def test_many_small_updates_do_not_drift() -> None:
     x = (100 + np.random.default_rng(2).normal(size=(2000, 1, 4))).astype(np.float32)
 
