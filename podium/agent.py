@@ -71,6 +71,8 @@ class Replay(NamedTuple):
         the items are only ever read. None for a replay that does not change while an iteration learns.
       samples_per_insert: how often a step is learnt from on average, num_updates * N / (T * B); then this decides how
         many minibatches there are, and `num_updates` does not. None leaves that to `num_updates`.
+      cut: `(ReplayState, gap [B]) -> ReplayState`, before an `add`: what is held of these environments ends here, as if
+        cut, for what is added does not follow it in time (`Trajectory.gap`). None where items are never joined.
     """
 
     init: Callable[..., PyTree]
@@ -81,6 +83,7 @@ class Replay(NamedTuple):
     num_updates: int
     update_priorities: Callable[[PyTree, PyTree, Array | None], PyTree] | None = None
     samples_per_insert: float | None = None
+    cut: Callable[[PyTree, Array], PyTree] | None = None
 
 
 class Agent(NamedTuple):

@@ -197,7 +197,7 @@ def prepare(
         unit=plan.unit,
     )
     if agent.replay is not None:
-        return dataclasses.replace(prepared, replay=_stored(agent, agent.replay, replay_state, plan))
+        return dataclasses.replace(prepared, replay=_stored(agent, agent.replay, replay_state, plan, trajectory.gap))
     data, per_env = _lay_out(plan, num_lanes)
     prepared = dataclasses.replace(prepared, data=data, per_env=per_env, order=_order(fold_key, plan, num_lanes))
     if agent.statistics is None:
@@ -297,8 +297,10 @@ def _lay_out(plan: Plan, num_lanes: int) -> tuple[PyTree, PyTree]:
     return jax.tree.map(lambda x: by_lane(jnp.moveaxis(x, 1, 0)), plan.data), jax.tree.map(by_lane, plan.per_env)
 
 
-def _stored(agent: Agent, replay: Replay, replay_state: PyTree, plan: Plan) -> PyTree:
-    """Return the replay's state with the plan's data in it."""
+def _stored(agent: Agent, replay: Replay, replay_state: PyTree, plan: Plan, gap: Array | None) -> PyTree:
+    """Return the replay's state with the plan's data in it, which follow what it holds but where there is a `gap`."""
+    if gap is not None and replay.cut is not None:
+        replay_state = replay.cut(replay_state, gap)
     replay_state = replay.add(replay_state, plan.data)
     if replay.update_priorities and not hasattr(replay_state, "priorities"):
         raise ValueError(

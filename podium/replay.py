@@ -226,7 +226,18 @@ def uniform(
         minibatch, indices = jax.vmap(sample_lane)(lane_keys, state.items)
         return jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), minibatch), indices
 
-    return Replay(init, add, can_sample, sample, batch_size, num_updates)
+    def cut(state: ReplayState, gap: Array) -> ReplayState:
+        num_lanes, rows, num_envs = state.items.reward.shape
+        newest = (state.position - 1) % rows
+
+        def cut_lane(truncated: Array, gap: Array) -> Array:
+            row = jax.lax.dynamic_index_in_dim(truncated, newest, keepdims=False)
+            return jax.lax.dynamic_update_index_in_dim(truncated, row | gap, newest, 0)
+
+        truncated = jax.vmap(cut_lane)(state.items.truncated, gap.reshape(num_lanes, num_envs))
+        return state._replace(items=state.items._replace(truncated=truncated))
+
+    return Replay(init, add, can_sample, sample, batch_size, num_updates, cut=cut)
 
 
 def prioritized(
@@ -369,7 +380,11 @@ def prioritized(
         largest = jnp.maximum(priorities.largest, jnp.max(errors, axis=1))
         return state._replace(priorities=Priorities(levels, largest, priorities.updates + 1))
 
-    return Replay(init, add, can_sample, sample, batch_size, num_updates, update_priorities)
+    def cut(state: PrioritizedState, gap: Array) -> PrioritizedState:
+        assert plain.cut is not None
+        return state._replace(ring=plain.cut(state.ring, gap))
+
+    return Replay(init, add, can_sample, sample, batch_size, num_updates, update_priorities, cut=cut)
 
 
 def _first_error(seen: Any, estimate: Estimate, n_step: int, gamma: float) -> Array:
@@ -387,9 +402,12 @@ def _first_error(seen: Any, estimate: Estimate, n_step: int, gamma: float) -> Ar
     reward, *ended = jax.tree.map(lambda x: jnp.moveaxis(x[window], 1, -1), seen)
     total, discount, length = n_step_return(reward, ended[0], ended[1], ended[2], gamma)
     reached = jnp.arange(time)[:, None] + length
-    if valid is None:
-        # Behind a cut, the next row is of the next episode; where resets wait, it shows what this one came to.
-        reached = reached - jnp.take_along_axis(truncated, reached - 1, axis=0)
+    # Behind a cut the next row is of something else; where resets wait it shows what this episode came to, and is no
+    # transition.
+    elsewhere = jnp.take_along_axis(truncated, reached - 1, axis=0)
+    if valid is not None:
+        elsewhere = elsewhere & jnp.take_along_axis(valid, reached, axis=0)
+    reached = reached - elsewhere
     return total + discount * jnp.take_along_axis(estimate.best, reached, axis=0) - estimate.value[:time]
 
 

@@ -139,6 +139,8 @@ class Trajectory(NamedTuple):
       end_carry: [B, ...], recurrent memory after step T-1.
       policy_version: int32 scalar, the number of learner updates behind the parameters that acted.
       valid: None (all are), or [T, B] bool, False for rows that are no transition.
+      gap: None (there is none), or [B] bool, True where step 0 does not follow the last step that was learnt from
+        before: a rollout between them was dropped, or the episodes began anew.
     """
 
     obs: PyTree
@@ -153,6 +155,7 @@ class Trajectory(NamedTuple):
     end_carry: PyTree
     policy_version: Array
     valid: Array | None = None
+    gap: Array | None = None
 
     @property
     def last(self) -> Array:

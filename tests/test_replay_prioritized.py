@@ -66,8 +66,9 @@ def slow_error(window: list[Transition], n_step: int) -> float:
             break
     if window[i].terminated:
         best = 0.0
-    elif window[i].truncated and window[0].valid is None:
-        best = float(window[i].extras.best)  # What came after was never acted on.
+    elif window[i].truncated and (window[0].valid is None or window[i + 1].valid):
+        # What came after was never acted on; where resets wait, the row that shows it is no transition.
+        best = float(window[i].extras.best)
     else:
         best = float(window[i + 1].extras.best)
     return total + factor * best - float(window[0].extras.value)

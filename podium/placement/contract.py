@@ -96,6 +96,7 @@ class Rollout(NamedTuple):
     end_carry: PyTree
     policy_version: Any
     valid: Any | None
+    gap: Any | None = None
 
     def trajectory(self) -> Trajectory:
         """Return the rollout with its `next_obs`."""

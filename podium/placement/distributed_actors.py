@@ -319,7 +319,7 @@ class ReplayLoop(ActorLearnerLoop):
             self._limiter.insert(self._sizes.steps_per_update, heartbeat)
             rollout = join([jax.device_put(each.rollout, self._steps.planner) for each in experiences])
             plan_key = jax.random.split(keys.iteration(run_key, jnp.int32(number)).learn)[0]
-            ready = self._replay.add(self._steps.plan(plan_key, self._newest, rollout), heartbeat)
+            ready = self._replay.add(self._steps.plan(plan_key, self._newest, rollout), rollout.gap, heartbeat)
             told = [experience._replace(rollout=None) for experience in experiences]
             self._inserted.append(Inserted(rollout, told, dropped))
             if ready:

@@ -95,6 +95,7 @@ class SingleLoop:
         self._agent = _jitted(acting.agent)
         self._make_actor: MakeActor | None = None
         self._actor: Actor | None = None
+        self._anew = False  # Whether the environments on the CPU have begun since what was learnt last.
         self._seed: int | None = None
         self._last: Any = None
 
@@ -106,6 +107,9 @@ class SingleLoop:
         experience = supervise("podium-single", play, self._timeout)
         assert experience.rollout is not None
         trajectory = experience.rollout.trajectory()
+        if self._acting.on_host:
+            trajectory = trajectory._replace(gap=jnp.full(self.sizes.num_envs, self._anew))
+        self._anew = False
         learned = learn(learn_key, agent, state.agent, state.replay, trajectory, self.sizes.num_lanes, PYTHON)
         state = RunState(state.key, state.update + 1, learned.state, learned.replay, self._actor.standing)
         metrics = learned.metrics | {name: jnp.float32(x) for name, x in experience.stats.items()}
@@ -119,7 +123,7 @@ class SingleLoop:
         if self._actor is None or self._last is not state.update:
             self.close()
             seed = episode_seed(self._seed, state.key, first)
-            self._actor = self._make_actor(state.key, seed, 0, state.rollout)
+            self._actor, self._anew = self._make_actor(state.key, seed, 0, state.rollout), True
         self._last = None  # Should this fail, the environments stand nowhere.
         rows, finite = [], np.ones(self.sizes.num_envs, bool)
         for number in range(first, first + num_updates):

@@ -378,8 +378,8 @@ def test_the_bytes_explained_are_those_that_move() -> None:
     kept = sum(x.dtype.itemsize * int(np.prod(x.shape[2:])) for x in jax.tree.leaves(extras))
     assert moved["actions"] == 8 * length * (4 + kept + memory)
     assert moved["parameters"] == 2 * size
-    # A row: obs and next_obs, reward, three flags, action, extras; memory at both ends.
-    assert moved["trajectories"] == 8 * (length * (2 * 400 + 4 + 3 + 4 + kept) + 2 * memory)
+    # A row: obs and next_obs, reward, three flags, action, extras; memory at both ends, and whether a gap lies before.
+    assert moved["trajectories"] == 8 * (length * (2 * 400 + 4 + 3 + 4 + kept) + 2 * memory + 1)
     assert moved["gradient sums"] > 0
     for text in (program.explain(), podium.CentralInference(devices=2).explain()):
         assert re.search("inference +cpu:1", text) and re.search("learning +cpu:1", text)
@@ -390,7 +390,7 @@ def test_the_bytes_explained_are_those_that_move() -> None:
     moved = program.bytes_per_update()
     assert moved["parameters"] == 2 * size
     assert "observations" not in moved
-    assert moved["trajectories"] == 8 * (length * (2 * 400 + 4 + 3 + 4 + kept) + 2 * memory)  # To a third device.
+    assert moved["trajectories"] == 8 * (length * (2 * 400 + 4 + 3 + 4 + kept) + 2 * memory + 1)  # To a third device.
     assert "cpu:1" in program.explain()
     on_the_host = podium.DistributedActors().build(agent, on_host(catch()), num_envs=8, rollout_length=8)
     assert on_the_host.bytes_per_update()["observations"] > 0

@@ -125,8 +125,9 @@ def test_the_bytes_explained_are_those_that_move(monkeypatch: pytest.MonkeyPatch
     assert program.bytes_per_update() == {
         "observations": batches * (length * up["step"] + up["end"]),
         "actions": batches * length * down[0],
-        # Half stay. A row: obs and next_obs (100 floats each), reward, 3 flags, action, log-probability, value.
-        "trajectories": 4 * length * (2 * 400 + 4 + 3 + 4 + 4 + 4),
+        # Half stay. A row: obs and next_obs (100 floats each), reward, 3 flags, action, log-probability, value; once
+        # an environment whether a gap lies before.
+        "trajectories": 4 * (length * (2 * 400 + 4 + 3 + 4 + 4 + 4) + 1),
         "parameters": sum(published[:2]),
         "gradient sums": 3 * 2 * (params + 4),  # With them goes the divergence that target_kl looks at.
     }

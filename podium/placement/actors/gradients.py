@@ -14,7 +14,7 @@ import numpy as np
 from podium import keys
 from podium.devices import at, jit
 from podium.learn import Gradient, Prepared, can_learn, gradient, num_gradients, prepare
-from podium.placement.compiled.iteration import all_finite, empty_replay, rollout_finite, seed_after
+from podium.placement.compiled.iteration import all_finite, empty_replay, rollout_finite, seed_after, with_gap
 from podium.placement.contract import Acting, Actor, MakeActor, Rollout, Sizes
 from podium.rollout import RolloutState
 from podium.types import Array, Key, Metrics, PyTree
@@ -69,6 +69,7 @@ class GradientFunctions:
         state = jax.eval_shape(lambda key: agent.init(key, self.acting.spec), key)
         replay = jax.eval_shape(lambda: empty_replay(self.acting, sizes))
         rollout = self.acting.shapes(sizes.rollout_length, sizes.num_envs)
+        rollout = with_gap(rollout) if self.acting.on_host else rollout  # Pure environments are set back.
         to_prepare = key, number, number, state, rollout, replay
         prepared, priorities, _, _ = jax.eval_shape(self.prepare, *to_prepare)
         to_take = number, state, prepared, priorities
@@ -128,6 +129,7 @@ class GradientActor:
         self._state: PyTree = None
         self._actor: Actor | None = None
         self._failures = 0
+        self._settled = False  # Whether what was played last is in the replay.
 
     def ready(self) -> None:
         """Say that it is made."""
@@ -146,6 +148,7 @@ class GradientActor:
         """
         self._bring(state)
         actor, self._actor = self._actor, None
+        gap, self._settled = actor is None or not self._settled, False
         if actor is None:
             seed, first = seed_after(self._seed, self._failures), self.worker * self.functions.sizes.num_envs
             actor = self.make_actor(self._run_key, seed, first, self._standing)
@@ -157,9 +160,10 @@ class GradientActor:
             actor.close()
             raise
         self._actor, numbers = actor, (np.int32(number), np.int32(self.worker))
-        planned = self.prepare(self._run_key, *numbers, self._state, played.rollout, self._replay)
+        rollout = with_gap(played.rollout, gap) if self.functions.acting.on_host else played.rollout
+        planned = self.prepare(self._run_key, *numbers, self._state, rollout, self._replay)
         self._prepared, self._priorities, ready, finite = planned
-        return played.rollout, bool(ready), played.stats, finite
+        return rollout, bool(ready), played.stats, finite
 
     def take(self, step: int, state: PyTree | None) -> tuple[PyTree, bool, Metrics]:
         """Take a gradient from what was played; returns it, whether all of it is finite, and its metrics."""
@@ -171,6 +175,7 @@ class GradientActor:
     def settle(self) -> None:
         """Let environments and replay stand as after what was played."""
         assert self._actor is not None
+        self._settled = True
         self._standing, self._replay = self._actor.standing, self._prepared.ranked(self._priorities).replay
 
     def standing(self) -> tuple[RolloutState | tuple[()], PyTree]:

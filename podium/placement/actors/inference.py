@@ -25,7 +25,7 @@ from podium.devices import at, jit
 from podium.placement.actors.host import EnvBatch, HostActing
 from podium.placement.actors.pool import ADDITIONS as POOL_ADDITIONS
 from podium.placement.actors.pool import ActorPool, Batch
-from podium.placement.compiled.iteration import map_envs
+from podium.placement.compiled.iteration import map_envs, with_gap
 from podium.placement.contract import STATS, Actor, Addition, Experience, Following, nbytes, nothing_yet
 from podium.placement.threads.supervision import POLL_SECONDS, Heartbeat, LatestParams
 from podium.types import Key, PyTree
@@ -288,7 +288,7 @@ class InferencePool(ActorPool):
 
     def _compile_all(self, params: PyTree) -> Sequence[Callable[[Key, int], Actor]]:
         makers: list[Callable[[Key, int], Actor]] = []
-        self._shapes = self._acting.shapes(self._acting.length, self._acting.num_envs * self._share)
+        self._shapes = with_gap(self._acting.shapes(self._acting.length, self._acting.num_envs * self._share))
         for number, (device, latest) in enumerate(zip(self._devices, self.latest, strict=True)):
             compiled = CompiledInference(self._acting, params, device, self._batch_size)
             server = InferenceServer(compiled.act, self._acting.num_envs, self._max_wait, latest)

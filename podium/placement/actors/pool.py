@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from podium import distributed
-from podium.placement.compiled.iteration import seed_after
+from podium.placement.compiled.iteration import seed_after, with_gap
 from podium.placement.contract import ACTING, Actor, Addition, Experience, Rollout
 from podium.placement.threads.supervision import (
     FatalError,
@@ -151,12 +151,13 @@ class ActorPool:
         services = self._supervisors[len(self._queues) :]
         for actor, items in enumerate(self._queues):
             supervisors = [self._supervisors[actor], *services] if self._in_order else self._supervisors
-            while True:
-                experience = take(items, supervisors)
-                if self._max_lag is None or number - experience.version <= self._max_lag:
-                    break
-                dropped += 1
+            experience, late = take(items, supervisors), 0
+            while self._max_lag is not None and number - experience.version > self._max_lag:
+                experience, late = take(items, supervisors), late + 1
+            if late and experience.rollout is not None:
+                experience = experience._replace(rollout=with_gap(experience.rollout, True))
             experiences.append(experience)
+            dropped += late
         return experiences, dropped
 
     def close(self) -> None:
@@ -172,7 +173,7 @@ class ActorPool:
 
         def play() -> None:
             nonlocal iteration, lost, idle
-            actor = make(seed_after(seed, failures))
+            actor, anew = make(seed_after(seed, failures)), True  # Its episodes follow none that were played before.
             # The first rollout takes whatever there is; in lockstep every other one waits for the update before it.
             held: dict[int, tuple[PyTree, int]] = {}  # The parameters of one iteration, asked for once.
 
@@ -194,12 +195,13 @@ class ActorPool:
                     params, version = params_of(iteration)
                     waited = idle + time.perf_counter() - began
                     played = actor.play(params, version, iteration, heartbeat, following)
+                    assert played.rollout is not None
                     stats = {**played.stats, "actor_idle_seconds": waited}
                     if self._restarts is not None:
                         stats["dropped_rollouts"] = lost
                     began = time.perf_counter()
-                    put(items, played._replace(stats=stats), heartbeat)
-                    idle = time.perf_counter() - began
+                    put(items, played._replace(rollout=with_gap(played.rollout, anew), stats=stats), heartbeat)
+                    idle, anew = time.perf_counter() - began, False
                     iteration, lost = iteration + 1, 0
             finally:
                 actor.close()

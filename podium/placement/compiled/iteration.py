@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from podium import keys
@@ -140,7 +141,7 @@ def map_envs(function: Callable[..., Any], *rollouts: R) -> R:
     """Map `function(axis of the environments, *leaves)` over rollouts; the version stays the first one's."""
     fields = {}
     for name in rollouts[0]._fields:
-        axis = 0 if name in ("carry", "end_carry") else 1
+        axis = 0 if name in ("carry", "end_carry", "gap") else 1
         values = [getattr(rollout, name) for rollout in rollouts]
         fields[name] = values[0] if name == "policy_version" else jax.tree.map(partial(function, axis), *values)
     return type(rollouts[0])(**fields)
@@ -151,7 +152,7 @@ def specs_of(axis: str) -> Trajectory:
     rows: Any = P(None, axis)
     by_env: Any = P(axis)
     once: Any = P()
-    return Trajectory(*(rows,) * 8, carry=by_env, end_carry=by_env, policy_version=once, valid=rows)
+    return Trajectory(*(rows,) * 8, carry=by_env, end_carry=by_env, policy_version=once, valid=rows, gap=by_env)
 
 
 def scaled(rollout: Rollout, length: int, num_envs: int) -> Rollout:
@@ -163,6 +164,13 @@ def scaled(rollout: Rollout, length: int, num_envs: int) -> Rollout:
         return jax.ShapeDtypeStruct((*lead, *x.shape[axis + 1 :]), x.dtype)
 
     return map_envs(scale, rollout)
+
+
+def with_gap(rollout: Rollout, gap: bool | None = None) -> Rollout:
+    """Return a rollout that says whether a gap lies before it; shapes that say so for None."""
+    (size,) = rollout.reward.shape[1:]
+    said = jax.ShapeDtypeStruct((size,), bool) if gap is None else np.full(size, gap)
+    return rollout._replace(gap=said)
 
 
 def zeros(shapes: PyTree) -> Any:

@@ -16,7 +16,16 @@ from podium.agent import Agent
 from podium.devices import make_mesh
 from podium.learn import learn
 from podium.networks import batch_over
-from podium.placement.compiled.iteration import chunk_finite, cut, gradient_bytes, join, map_envs, rollout_finite, start
+from podium.placement.compiled.iteration import (
+    chunk_finite,
+    cut,
+    gradient_bytes,
+    join,
+    map_envs,
+    rollout_finite,
+    start,
+    with_gap,
+)
 from podium.placement.compiled.once import CompiledOnMesh
 from podium.placement.contract import Acting, Rollout, RunState, Sizes, nbytes
 from podium.types import Key, Metrics, PyTree, Trajectory
@@ -53,6 +62,7 @@ class Learner(CompiledOnMesh):
         self._params_sharding = NamedSharding(self.mesh, self.params_along)
         along = [NamedSharding(self.mesh, spec) for spec in (P("env"), P(None, "env"))]
         self._everywhere = NamedSharding(self.mesh, P())
+        self.rollout_shapes = with_gap(self.rollout_shapes)
         shardings = map_envs(lambda axis, x: along[axis], self.rollout_shapes)
         self.rollout_shardings = shardings._replace(policy_version=self._everywhere)
 

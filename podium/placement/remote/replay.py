@@ -18,7 +18,7 @@ from podium.placement.compiled.iteration import replay_of
 from podium.placement.contract import Sizes
 from podium.placement.remote.engine import Engine, FragmentError, LostError, Reply, within
 from podium.placement.threads.supervision import ActorError, Heartbeat, acquired
-from podium.types import Key, PyTree
+from podium.types import Array, Key, PyTree
 
 
 class Drawn(NamedTuple):
@@ -68,21 +68,22 @@ class Store:
     def __init__(self, made_of: ReplayFunctions):
         replay, device = made_of.replay, made_of.device or jax.devices()[0]
 
-        def add(held: PyTree, data: PyTree) -> tuple[PyTree, Any]:
-            held = replay.add(held, data)
+        def add(held: PyTree, data: PyTree, gap: Array) -> tuple[PyTree, Any]:
+            held = replay.add(held if replay.cut is None else replay.cut(held, gap), data)
             return held, replay.can_sample(held)
 
         self._device, shape = device, jax.eval_shape(made_of.empty)
+        gap = jax.ShapeDtypeStruct((made_of.sizes.num_envs,), bool)
         self._held = jit(made_of.empty, device)()
-        self._add = jit(add, device, (0,)).lower(shape, made_of.plan.data).compile()
+        self._add = jit(add, device, (0,)).lower(shape, made_of.plan.data, gap).compile()
         self._sample = jit(replay.sample, device).lower(jax.eval_shape(lambda: jax.random.key(0)), shape).compile()
         if replay.update_priorities is not None:
             ranks, indices = jax.ShapeDtypeStruct((replay.batch_size,), jnp.float32), made_of.drawn().indices
             self._rank = jit(replay.update_priorities, device, (0,)).lower(shape, indices, ranks).compile()
 
-    def add(self, data: PyTree) -> bool:
-        """Insert the data of a plan; returns whether the replay can be sampled now."""
-        self._held, ready = self._add(self._held, jax.device_put(data, self._device))
+    def add(self, data: PyTree, gap: Any) -> bool:
+        """Insert the data of a plan, with a `Trajectory.gap`; returns whether the replay can be sampled now."""
+        self._held, ready = self._add(self._held, *jax.device_put((data, gap), self._device))
         return bool(ready)
 
     def sample(self, key: Key) -> tuple[PyTree, PyTree]:
@@ -109,13 +110,13 @@ class ReplayServer:
         self._timeout, self._lock, self._stands = timeout, threading.Lock(), False
         self._ranking: Reply | None = None
 
-    def add(self, data: PyTree, heartbeat: Heartbeat) -> bool:
+    def add(self, data: PyTree, gap: Any, heartbeat: Heartbeat) -> bool:
         """Insert the data of a plan; returns whether the replay can be sampled now. `heartbeat` as for `Reply.result`.
 
         Raises:
           ActorError: the replay is lost, broken, or hangs; so do the other methods.
         """
-        return bool(self._call("add", data, heartbeat=heartbeat))
+        return bool(self._call("add", data, gap, heartbeat=heartbeat))
 
     def sample(self, key: Key, heartbeat: Heartbeat) -> tuple[PyTree, PyTree]:
         """Return a minibatch and where it is from; every ranking that was begun is done before."""
