@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -86,9 +87,9 @@ def make_evaluator(
 ) -> Callable[..., dict[str, Array]]:
     """Return a function `(key, params) -> metrics` that plays episodes side by side; compile it with `jax.jit`.
 
-    Every episode runs until it ends, or until `max_steps` (the environment's own limit, else 10,000), in whose place a
-    call may give another number as a third argument, without being compiled anew. An episode that is cut there counts
-    with what it gathered, and is reported in `eval_unfinished`.
+    Every episode runs until it ends, or until `max_steps` (the environment's own limit, else 10,000). An episode that
+    is cut there counts with what it gathered, and is reported in `eval_unfinished`. A call may give others of
+    `max_steps` and `greedy` as a third and a fourth argument; where those are arrays, nothing is compiled anew.
 
     Raises:
       ValueError: for numbers that are not positive.
@@ -96,7 +97,9 @@ def make_evaluator(
     usual = max_steps or longest_episode(env.spec)
     _check_positive(num_episodes=num_episodes, max_steps=usual)
 
-    def evaluate(key: Key, params: PyTree, max_steps: Array | int = usual) -> dict[str, Array]:
+    def evaluate(
+        key: Key, params: PyTree, max_steps: Array | int = usual, greedy: Array | bool = greedy
+    ) -> dict[str, Array]:
         reset_key, play_key = jax.random.split(key)
         env_state, timestep = jax.vmap(env.reset)(jax.random.split(reset_key, num_episodes))
         carry = fresh_carry(agent, env.spec, jnp.arange(num_episodes))
@@ -105,14 +108,15 @@ def make_evaluator(
         def step(state: Any) -> Any:
             t, env_state, obs, first, carry, done, total, length = state
             act_key, step_key = jax.random.split(jax.random.fold_in(play_key, t))
-            output = agent.act(jax.random.split(act_key, num_episodes), params, carry, obs, first, greedy)
+            act_keys = jax.random.split(act_key, num_episodes)
+            action, carry = _act(agent, act_keys, params, carry, obs, first, greedy)
             step_keys = jax.random.split(step_key, num_episodes)
-            env_state, timestep = jax.vmap(env.step)(step_keys, env_state, output.action)
+            env_state, timestep = jax.vmap(env.step)(step_keys, env_state, action)
             reward = timestep.info.get("raw_reward", timestep.reward)
             total = total + jnp.where(done, 0.0, reward)
             length = length + jnp.where(done, 0.0, 1.0)
             done = done | timestep.info.get("episode_end", timestep.last)
-            return t + 1, env_state, timestep.obs, jnp.zeros_like(first), output.carry, done, total, length
+            return t + 1, env_state, timestep.obs, jnp.zeros_like(first), carry, done, total, length
 
         first = jnp.ones(num_episodes, bool)
         begin = (jnp.int32(0), env_state, timestep.obs, first, carry, ~first, zeros, zeros)
@@ -127,6 +131,20 @@ def make_evaluator(
         }
 
     return evaluate
+
+
+def _act(
+    agent: Agent, keys: Key, params: PyTree, carry: PyTree, obs: PyTree, first: Array, greedy: Array | bool
+) -> tuple[Array, PyTree]:
+    """Return actions and memory, where `greedy` may be an array; an agent is handed a Python bool."""
+
+    def act(greedy: bool) -> tuple[Array, PyTree]:
+        output = agent.act(keys, params, carry, obs, first, greedy)
+        return output.action, output.carry
+
+    if isinstance(greedy, bool):
+        return act(greedy)
+    return jax.lax.cond(greedy, lambda: act(True), lambda: act(False))
 
 
 class Episodes:
@@ -163,8 +181,8 @@ def make_host_evaluator(
     """Return what `make_evaluator` returns, for environments on the CPU: a function that is not to be compiled.
 
     It plays in environments of its own, by the protocol of `envs.evaluation` where there is one. They are made at every
-    call, so that equal keys give equal episodes. A call may give another number in place of `max_steps`, as there, and
-    since games last, a fourth argument `() -> bool`: once that is true it stops and returns None.
+    call, so that equal keys give equal episodes. A call may give others of `max_steps` and `greedy`, as there, and
+    since games last, a fifth argument `() -> bool`: once that is true it stops and returns None.
 
     Raises:
       ValueError: for numbers that are not positive.
@@ -173,14 +191,17 @@ def make_host_evaluator(
     usual = max_steps or longest_episode(task.spec)
     _check_positive(num_episodes=num_episodes, max_steps=usual)
 
-    @jax.jit
-    def act(play_key: Key, t: Array, params: PyTree, carry: PyTree, obs: PyTree) -> tuple[Array, PyTree]:
+    @functools.partial(jax.jit, static_argnames="greedy")
+    def act(play_key: Key, t: Array, params: PyTree, carry: PyTree, obs: PyTree, greedy: bool) -> tuple[Array, PyTree]:
         keys = jax.random.split(jax.random.fold_in(play_key, t), num_episodes)
-        output = agent.act(keys, params, carry, obs, jnp.full(num_episodes, t == 0), greedy)
-        return output.action, output.carry
+        return _act(agent, keys, params, carry, obs, jnp.full(num_episodes, t == 0), greedy)
 
     def evaluate(
-        key: Key, params: PyTree, max_steps: int = usual, stop: Callable[[], bool] = lambda: False
+        key: Key,
+        params: PyTree,
+        max_steps: int = usual,
+        greedy: bool = greedy,
+        stop: Callable[[], bool] = lambda: False,
     ) -> dict[str, Array] | None:
         seed_key, play_key = jax.random.split(key)
         env = task.make(num_episodes, int(jax.random.randint(seed_key, (), 0, 2**31 - 1)), 0)
@@ -189,7 +210,7 @@ def make_host_evaluator(
             for t in range(max_steps):
                 if stop():
                     return None
-                action, carry = act(play_key, np.int32(t), params, carry, played.obs)
+                action, carry = act(play_key, np.int32(t), params, carry, played.obs, greedy=greedy)
                 played.send(np.asarray(action))
                 played.receive()
                 if played.done.all():

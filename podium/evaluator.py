@@ -31,7 +31,7 @@ class Evaluator:
         else:
             function = make_evaluator(program.agent, env, schedule.evaluation.episodes)
             # On one device whatever the mesh: the numbers must not depend on the number of devices.
-            self._function = jax.jit(jax.vmap(function, in_axes=(None, 0, None)) if several else function)
+            self._function = jax.jit(jax.vmap(function, in_axes=(None, 0, None, None)) if several else function)
         self._key = jax.random.fold_in(jax.random.key(seed), 0x65766C)
         self._program, self._schedule = program, schedule
 
@@ -43,18 +43,30 @@ class Evaluator:
         shapes = jax.eval_shape(self.actor, self._program.agent_state(state))
         params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
         options = xla.options(self._program.devices[0])
-        self._function = self._function.lower(self._key, params, np.int32(0)).compile(options)
+        self._function = self._function.lower(self._key, params, np.int32(0), np.bool_(True)).compile(options)
 
     def __call__(self, state: PyTree, update: int, stop: Callable[[], bool]) -> dict[str, Any]:
-        """Return the evaluation of `state`; nothing where `stop` says to end it, which only the CPU hears."""
+        """Return the evaluation of `state`; nothing where `stop` says to end it, which only the CPU hears.
+
+        Play is greedy. After the last iteration it is sampled too, as in training, from the same first states:
+        `eval_return_sampled`.
+        """
         params = self.actor(self._program.agent_state(state))
         params = jax.device_put(params, self._program.devices[0])
-        key = jax.random.fold_in(self._key, update)
-        most = self._schedule.max_eval_steps(update)
-        if self._on_host:
-            metrics = self._function(key, params, most, stop)
-        else:
-            metrics = self._function(key, params, np.int32(most))
-        if metrics is None:
+        key, most = jax.random.fold_in(self._key, update), self._schedule.max_eval_steps(update)
+
+        def play(greedy: bool) -> Any:
+            if self._on_host:
+                return self._function(key, params, most, greedy, stop)
+            return self._function(key, params, np.int32(most), np.bool_(greedy))
+
+        played = play(greedy=True)
+        if played is None:
             return {}
+        metrics = dict(played)
+        if update == self._schedule.total:
+            sampled = play(greedy=False)
+            if sampled is None:
+                return {}
+            metrics["eval_return_sampled"] = sampled["eval_return"]
         return to_python(metrics) | {"eval_episodes": self._schedule.evaluation.episodes, "eval_max_steps": most}

@@ -70,18 +70,21 @@ class Schedule:
     def evaluations_in_words(self) -> str:
         r"""Say how many evaluations there are, and what they cost at most beside training.
 
+        The last is played greedily and sampled.
+
         >>> schedule = Schedule(100, 1, 10, 10, 10_000, EvaluationPlan(16, 1_000, 2_000, 27_000))
         >>> print(schedule.evaluations_in_words().replace(": ", ":\n"))
-        10 of 16 episodes, at most 1,000 steps each (2,000 in the last) of 27,000:
-        up to 176,000 steps beside 1,000,000 of training
+        10 of 16 episodes, at most 1,000 steps each (2,000 in the last) of 27,000, the last also sampled:
+        up to 208,000 steps beside 1,000,000 of training
         """
         plan, times = self.evaluation, self.times(self.evaluate)
         most = plan.max_steps if times > 1 else plan.last_max_steps
         last = f" ({plan.last_max_steps:,} in the last)" if plan.last_max_steps != most else ""
         allowed = f" of {plan.limit:,}" if most < plan.limit else ""
-        cost = plan.episodes * ((times - 1) * plan.max_steps + plan.last_max_steps)
+        cost = plan.episodes * ((times - 1) * plan.max_steps + 2 * plan.last_max_steps)
+        sampled = "the last also" if times > 1 else "greedy and"
         return (
-            f"{times} of {plan.episodes} episodes, at most {most:,} steps each{last}{allowed}: "
+            f"{times} of {plan.episodes} episodes, at most {most:,} steps each{last}{allowed}, {sampled} sampled: "
             f"up to {cost:,} steps beside {self.total * self.steps_per_update:,} of training"
         )
 

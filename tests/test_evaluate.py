@@ -196,9 +196,15 @@ def test_what_is_asked_for_is_done() -> None:
 
 
 def test_plans_and_cuts_in_words() -> None:
-    one = "1 of 8 episodes, at most 2,000 steps each of 27,000: up to 16,000 steps beside 4,000 of training"
+    one = (
+        "1 of 8 episodes, at most 2,000 steps each of 27,000, greedy and sampled: "
+        "up to 32,000 steps beside 4,000 of training"
+    )
     assert plan(4_000, ATARI, True).evaluations_in_words() == one
-    whole = "10 of 128 episodes, at most 500 steps each: up to 640,000 steps beside 500,000 of training"
+    whole = (
+        "10 of 128 episodes, at most 500 steps each, the last also sampled: "
+        "up to 704,000 steps beside 500,000 of training"
+    )
     assert plan(500_000, 500).evaluations_in_words() == whole
     assert cut_in_words({"eval_unfinished": 0.0, "eval_max_steps": 500}) == cut_in_words({}) == ""
     several = {"eval_unfinished": [0.5, 1.0], "eval_max_steps": 2_000}
@@ -214,3 +220,22 @@ def test_a_run_reports_what_it_cut() -> None:
     for row in (*result.metrics, result.summary):
         assert (row["eval_unfinished"], row["eval_length"], row["eval_max_steps"], row["eval_episodes"]) == (1, 3, 3, 4)
     assert cut_in_words(result.summary) == "of which 100% were cut at 3 steps"
+
+
+def test_a_run_ends_with_greedy_and_with_sampled_play() -> None:
+    """Of a policy that mostly goes right and is never sure: greedy play is the best there is, sampled play is not."""
+    sizes: dict[str, Any] = {"num_envs": 8, "rollout_length": 4, "num_steps": 96, "eval_every": 32, "eval_episodes": 64}
+    agent = ppo.make(ppo.Config(hidden_sizes=(8,), num_epochs=1, num_minibatches=1))
+    corridor = envs.make("podium/Corridor")
+    for env in (corridor, on_host(corridor)):
+        result = podium.train(agent, env, placement=podium.Single(), progress=False, **sizes)
+        assert ["eval_return_sampled" in row for row in result.metrics] == [False, False, True]
+        assert result.summary["eval_return_sampled"] == result.metrics[-1]["eval_return_sampled"]
+    assert result.summary["eval_return_sampled"] != result.summary["eval_return"]
+    seeds = podium.train(agent, corridor, placement=podium.Anakin(1), seeds=2, progress=False, **sizes)
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0x65766C), 3)
+    for policy, greedy, sampled in zip(
+        seeds.policy, seeds.summary["eval_return"], seeds.summary["eval_return_sampled"], strict=True
+    ):
+        played = [make_evaluator(agent, corridor, 64, greedy=choice)(key, policy.params) for choice in (True, False)]
+        assert [greedy, sampled] == pytest.approx([float(metrics["eval_return"]) for metrics in played])

@@ -53,9 +53,11 @@ def closing(result: Result) -> str:
     summary = result.summary
     episodes, cut = summary.get("eval_episodes"), cut_in_words(summary)
     played = f", {episodes} episodes" if episodes else ""
+    sampled = summary.get("eval_return_sampled")
     rows = {
         "eval return": f"{_mean(summary['eval_return'])}, greedy, at {summary['env_steps']:,} steps{played}"
         + (f", {cut}" if cut else ""),
+        **({} if sampled is None else {"sampled": f"{_mean(sampled)}, as it acts in training, from the same starts"}),
         "speed": f"{summary['steps_per_second']:,.0f} steps/s" if summary["steps_per_second"] else "nothing left to do",
         "time": f"{summary['wall_seconds']:.1f} s, of which {summary['compile_seconds']:.1f} s compiling",
         "files": f"{result.run_dir}: summary.json, metrics.jsonl, curve.png, checkpoints/",
