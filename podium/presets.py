@@ -91,6 +91,20 @@ PPO: dict[str, Preset] = {
             "normalize_obs": True,
         },
     ),
+    "mountain-car": Preset(
+        "MountainCar-v0",
+        "rl-baselines3-zoo's ppo.yml: 16 environments x 16, lambda 0.98, no entropy bonus, normalised, SB3's rate.",
+        {
+            "num_envs": 16,
+            "rollout_length": 16,
+            "num_steps": 1_000_000,
+            "gae_lambda": 0.98,
+            "entropy_coef": 0.0,
+            "learning_rate": 3e-4,
+            "normalize_obs": True,
+            "normalize_reward": True,
+        },
+    ),
     "pendulum": Preset(
         "Pendulum-v1",
         "rl-baselines3-zoo's ppo.yml: gamma 0.9, lambda 0.95, 10 epochs, rate 1e-3, no entropy bonus.",
