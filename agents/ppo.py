@@ -23,6 +23,7 @@ from podium import networks
 from podium.agent import ActOutput, Agent, Aux, Plan, check_fields
 from podium.networks import ActorCritic, ActorCriticConfig, Network
 from podium.ops import optimizers, returns, statistics
+from podium.ops.counts import Count
 from podium.ops.statistics import RunningStats, count_rows, masked_mean, masked_means
 from podium.types import Array, DiscreteSpec, EnvSpec, Key, Metrics, PyTree, Trajectory
 
@@ -77,7 +78,7 @@ class State(NamedTuple):
 
     params: PyTree
     opt_state: optax.OptState
-    env_steps: Array
+    env_steps: Count
     stopped: Array
     obs_stats: RunningStats | None
     return_stats: RunningStats | None
@@ -197,8 +198,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         params = network.init(key, spec)
         obs_stats = statistics.init_stats(_zeros(spec)) if config.normalize_obs else None
         return_stats = statistics.init_stats(jnp.zeros(())) if config.normalize_reward else None
-        zero = jnp.zeros((), jnp.float32)
-        return State(params, optimizer.init(params), zero, jnp.zeros((), bool), obs_stats, return_stats)
+        return State(params, optimizer.init(params), Count.zero(), jnp.zeros((), bool), obs_stats, return_stats)
 
     def actor(state: State) -> Params:
         return Params(state.params, state.obs_stats)
@@ -251,7 +251,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         return Grads(gradient, metrics.get("approx_kl", jnp.zeros(()))), Aux(metrics)
 
     def apply(state: State, grads: Grads) -> State:
-        rate = optimizers.annealed(config.learning_rate, config.anneal_steps, state.env_steps)
+        rate = optimizers.annealed(config.learning_rate, config.anneal_steps, state.env_steps.total())
         params, opt_state = optimizers.descend(optimizer, rate, state.params, state.opt_state, grads.params)
         new = state._replace(params=params, opt_state=opt_state)
         if not config.target_kl:
@@ -262,7 +262,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     def observe(state: State, trajectory: Trajectory) -> State:
         valid = trajectory.valid
         steps = statistics.count_valid(trajectory.reward, valid)
-        state = state._replace(env_steps=state.env_steps + steps, stopped=jnp.zeros((), bool))
+        state = state._replace(env_steps=state.env_steps.add(steps), stopped=jnp.zeros((), bool))
         if state.obs_stats is not None:
             state = state._replace(obs_stats=statistics.update_stats(state.obs_stats, trajectory.obs, valid))
         if state.return_stats is not None:

@@ -15,6 +15,7 @@ from podium.agents import ppo
 from podium.env import Env, auto_reset, restart, transition
 from podium.learn import learn
 from podium.networks import ActorCritic, actor_critic
+from podium.ops.counts import Count
 from podium.ops.distributions import Categorical, DiagGaussian
 from podium.rollout import begin, rollout
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, Trajectory
@@ -337,12 +338,12 @@ def test_the_learning_rate_falls_linearly_to_zero() -> None:
     grads = r.gradient[0]
 
     @jax.jit
-    def change(steps: jax.Array) -> Any:
+    def change(steps: Count) -> Any:
         state = r.state._replace(env_steps=steps)
         return [jax.tree.map(jnp.subtract, a.apply(state, grads).params, state.params) for a in (annealed, constant)]
 
     for steps, factor in ((0, 1.0), (250, 0.75), (500, 0.5), (1000, 0.0), (2000, 0.0)):
-        found, whole = change(jnp.float32(steps))
+        found, whole = change(Count.zero().add(steps))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, factor * b, atol=3e-7), found, whole)  # noqa: B023
         assert parameters_differ(found, jax.tree.map(jnp.zeros_like, found)) == (factor > 0)
     assert float(r.state.env_steps) == T * B
