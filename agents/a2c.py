@@ -14,13 +14,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from podium import networks
 from podium.agent import ActOutput, Agent, Aux, Plan, check_fields
 from podium.networks import ActorCritic, ActorCriticConfig, Network
 from podium.ops import losses, optimizers, returns
+from podium.ops.counts import Count
 from podium.ops.statistics import count_rows, count_valid
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
 
@@ -52,11 +52,11 @@ class Config(ActorCriticConfig):
 
 
 class State(NamedTuple):
-    """What learning needs; `env_steps` is a float32 scalar."""
+    """What learning needs."""
 
     params: PyTree
     opt_state: optax.OptState
-    env_steps: Array
+    env_steps: Count
 
 
 class Batch(NamedTuple):
@@ -107,7 +107,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
 
     def init(key: Key, spec: EnvSpec) -> State:
         params = network.init(key, spec)
-        return State(params, optimizer.init(params), jnp.zeros((), jnp.float32))
+        return State(params, optimizer.init(params), Count.zero())
 
     def actor(state: State) -> PyTree:
         return state.params
@@ -145,12 +145,12 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         return gradient, Aux(metrics)
 
     def apply(state: State, grads: PyTree) -> State:
-        rate = optimizers.annealed(config.learning_rate, config.anneal_steps, state.env_steps)
+        rate = optimizers.annealed(config.learning_rate, config.anneal_steps, state.env_steps.total())
         params, opt_state = optimizers.descend(optimizer, rate, state.params, state.opt_state, grads)
         return state._replace(params=params, opt_state=opt_state)
 
     def observe(state: State, trajectory: Trajectory) -> State:
-        return state._replace(env_steps=state.env_steps + count_valid(trajectory.reward, trajectory.valid))
+        return state._replace(env_steps=state.env_steps.add(count_valid(trajectory.reward, trajectory.valid)))
 
     def policy_mask(state: State) -> State:
         return jax.tree.map(lambda leaf: False, state)._replace(params=network.policy_mask(state.params))

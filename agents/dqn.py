@@ -20,6 +20,7 @@ import optax
 from podium import replay
 from podium.agent import ActOutput, Agent, Aux, Plan, Replay
 from podium.networks import Network, q_network
+from podium.ops.counts import Count
 from podium.ops.statistics import count_valid, masked_means
 from podium.replay import Batch
 from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree, Trajectory
@@ -83,12 +84,12 @@ class Params(NamedTuple):
 
 
 class State(NamedTuple):
-    """What learning needs: `env_steps` float32 and `updates` (gradient steps) int32 are scalars."""
+    """What learning needs: `updates`, gradient steps, is an int32 scalar."""
 
     params: PyTree
     target_params: PyTree
     opt_state: optax.OptState
-    env_steps: Array
+    env_steps: Count
     updates: Array
 
 
@@ -182,11 +183,10 @@ def make(
         params = network.init(key, spec)
         # A copy: a state that held one buffer twice could not be donated.
         target_params = jax.tree.map(jnp.copy, params)
-        env_steps, updates = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)
-        return State(params, target_params, optimizer.init(params), env_steps, updates)
+        return State(params, target_params, optimizer.init(params), Count.zero(), jnp.zeros((), jnp.int32))
 
     def actor(state: State) -> Params:
-        progress = jnp.minimum(state.env_steps / config.epsilon_decay_steps, 1.0)
+        progress = jnp.minimum(state.env_steps.total() / config.epsilon_decay_steps, 1.0)
         return Params(state.params, config.epsilon_start + progress * (config.epsilon_end - config.epsilon_start))
 
     def carry(spec: EnvSpec, num_envs: int) -> PyTree:
@@ -229,7 +229,7 @@ def make(
         return state._replace(params=params, target_params=target_params, opt_state=opt_state, updates=updates)
 
     def observe(state: State, trajectory: Trajectory) -> State:
-        return state._replace(env_steps=state.env_steps + count_valid(trajectory.reward, trajectory.valid))
+        return state._replace(env_steps=state.env_steps.add(count_valid(trajectory.reward, trajectory.valid)))
 
     def policy_mask(state: State) -> State:
         return jax.tree.map(lambda leaf: False, state)._replace(params=network.policy_mask(state.params))

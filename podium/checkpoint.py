@@ -32,8 +32,8 @@ import numpy as np
 from podium import distributed
 from podium.files import to_jsonable, write_atomic
 from podium.types import PyTree
+from podium.upgrades import SCHEMA, upgrade
 
-SCHEMA = 1
 MANIFEST = "manifest.json"
 DESCRIPTION = "checkpoint.json"
 ARRAYS = "arrays"
@@ -329,9 +329,10 @@ class Checkpoints:
         description = _read_description(self.directory / str(step))
         names, leaves = _named_leaves(target, prefix)
         treedef = jax.tree.structure(target)
-        table = _under(description["leaves"], prefix)
+        stored = _under(description["leaves"], prefix)
+        table, convert = upgrade(description["schema"], stored, set(names))
         _compare(step, dict(zip(names, leaves, strict=True)), table)
-        arrays = self._read_arrays(step, table)
+        arrays = convert(self._read_arrays(step, stored))
         placed = [_place(arrays[name], table[name], leaf) for name, leaf in zip(names, leaves, strict=True)]
         return jax.tree.unflatten(treedef, placed), description["meta"]
 
@@ -531,10 +532,9 @@ def _read_orbax(path: Path, wanted: dict[str, tuple[int, ...]]) -> dict[str, np.
 def _read_description(folder: Path) -> dict[str, Any]:
     """Read and check `checkpoint.json`."""
     value = _read_json(folder, DESCRIPTION)
-    if value.get("schema") != SCHEMA:
-        raise CheckpointError(
-            f"checkpoint {folder.name} has schema={value.get('schema')!r}; this podium reads {SCHEMA}."
-        )
+    schema = value.get("schema")
+    if type(schema) is not int or not 1 <= schema <= SCHEMA:
+        raise CheckpointError(f"checkpoint {folder.name} has schema={schema!r}; this podium reads 1 to {SCHEMA}.")
     leaves, meta = value.get("leaves"), value.get("meta")
     if not isinstance(leaves, dict) or not isinstance(meta, dict) or not all(map(_is_entry, leaves.values())):
         raise _Damaged(f"checkpoint {folder.name}: {DESCRIPTION} is not what podium writes.")

@@ -95,7 +95,10 @@ class Recorder:
         return self._folder.path if self._folder else None
 
     def env_steps(self, update: int) -> int:
-        """Return the environment steps of `update` iterations, of one seed."""
+        """Return the environment steps of `update` iterations, of one seed: rows, also those that are no transition.
+
+        `_taken` counts transitions; this is known before a run, and the same for every run of these sizes.
+        """
         return update * self._schedule.steps_per_update
 
     def count(self, metrics: Mapping[str, Any], num_updates: int, seconds: float) -> None:

@@ -232,7 +232,7 @@ def uniform(
 
         def cut_lane(truncated: Array, gap: Array) -> Array:
             row = jax.lax.dynamic_index_in_dim(truncated, newest, keepdims=False)
-            return jax.lax.dynamic_update_index_in_dim(truncated, row | gap, newest, 0)
+            return jax.lax.dynamic_update_index_in_dim(truncated, row | (gap & (state.filled > 0)), newest, 0)
 
         truncated = jax.vmap(cut_lane)(state.items.truncated, gap.reshape(num_lanes, num_envs))
         return state._replace(items=state.items._replace(truncated=truncated))

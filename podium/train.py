@@ -58,7 +58,10 @@ def train(
     Args:
       agent: from `podium.agents`, or your own.
       env: a pure environment, or a name for `podium.envs.make`.
-      num_steps: environment steps of each seed; rounded down to whole iterations of `num_envs * rollout_length`.
+      num_steps: environment steps of each seed; rounded down to whole iterations of `num_envs * rollout_length`. This
+        budget, and `env_steps` in metrics, count the rows of rollouts. Where environments reset in the NEXT step
+        (`HostEnv`), the row after an episode's end is no transition: `valid_steps` and `steps_per_second` leave it out,
+        as do the agent's own schedules (`anneal_steps`, `epsilon_decay_steps`).
       num_envs: environments side by side, B.
       rollout_length: steps of each environment an iteration, T; None takes the agent's own (under `Evolution`, which
         plays whole episodes, the environment's limit).

@@ -13,8 +13,15 @@ FLOOR = 1e-4
 """Deviation below which a feature counts as one that does not change."""
 
 
+MEMORY = 2**20
+"""Batches behind which the past weighs no more: in float32 nothing could be added to a longer one."""
+
+
 class RunningStats(NamedTuple):
-    """Count, mean and sum of squared deviations of everything seen; `mean` and `m2` are pytrees."""
+    """Count, mean and sum of squared deviations of everything seen; `mean` and `m2` are pytrees.
+
+    `count` is the weight of what was seen: the number of rows up to `MEMORY` batches, and no more after them.
+    """
 
     count: Array  # type: ignore[assignment]  # a tuple has a method of that name, which nobody calls
     mean: PyTree
@@ -42,12 +49,15 @@ def update_stats(stats: RunningStats, batch: PyTree, valid: Array | None = None)
       valid: [T, B] bool rows to count, or None for all.
 
     Returns:
-      the statistics of everything seen up to now; exact whatever way the stream is cut in batches.
+      the statistics of everything seen up to now; exact whatever way the stream is cut in batches. What lies more
+      than `MEMORY` batches back is forgotten slowly.
     """
     leading = jax.tree.leaves(batch)[0].shape[:2]
     mask = jnp.ones(leading, jnp.float32) if valid is None else valid.astype(jnp.float32)
     added = jnp.sum(mask)
-    total = jnp.maximum(stats.count + added, 1.0)
+    count = jnp.minimum(stats.count, float(MEMORY * mask.size))
+    kept = jnp.where(stats.count > count, count / jnp.maximum(stats.count, 1.0), 1.0)
+    total = jnp.maximum(count + added, 1.0)
 
     def merge(x: Array, mean: Array, m2: Array) -> tuple[Array, Array]:
         weight = mask.reshape(leading + (1,) * (x.ndim - 2))
@@ -56,13 +66,13 @@ def update_stats(stats: RunningStats, batch: PyTree, valid: Array | None = None)
         batch_m2 = jnp.sum(jnp.square(x - batch_mean) * weight, axis=(0, 1))
         shift = batch_mean - mean
         new_mean = mean + shift * added / total
-        return new_mean, m2 + batch_m2 + jnp.square(shift) * stats.count * added / total
+        return new_mean, m2 * kept + batch_m2 + jnp.square(shift) * count * added / total
 
     leaves = jax.tree.leaves(batch)
     unflatten: Any = jax.tree.structure(batch).unflatten  # type: ignore[attr-defined]
     merged = [merge(*z) for z in zip(leaves, jax.tree.leaves(stats.mean), jax.tree.leaves(stats.m2), strict=True)]
     means, m2s = ([pair[i] for pair in merged] for i in (0, 1))
-    return RunningStats(stats.count + added, unflatten(means), unflatten(m2s))
+    return RunningStats(count + added, unflatten(means), unflatten(m2s))
 
 
 def normalize(stats: RunningStats, x: PyTree, limit: float = 10.0) -> PyTree:

@@ -130,7 +130,6 @@ def test_epsilon_falls_linearly_with_environment_steps() -> None:
         epsilons.append(float(agent.actor(state).epsilon))
         state = agent.observe(state, trajectory(2, 4))
     np.testing.assert_allclose(epsilons, [0.9, 0.74, 0.58, 0.42, 0.26, 0.1, 0.1], rtol=1e-5)
-    assert state.env_steps.dtype == jnp.float32
     # Rows that are no transition are no steps.
     valid = jnp.zeros((2, 4), bool).at[0].set(True)
     assert float(agent.observe(state, trajectory(2, 4, valid)).env_steps) == 7 * 8 + 4

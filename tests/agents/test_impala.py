@@ -122,7 +122,7 @@ def test_rows_that_are_none_change_nothing(experience: Any, spec: Any, masked: A
     action = jnp.where(none, 0, trajectory.action)
     other = trajectory._replace(reward=trajectory.reward + 100.0 * none, action=action, extras=extras)
     assert_close(gradient(agent, state, trajectory), gradient(agent, state, other))
-    assert agent.observe(state, trajectory).env_steps == trajectory.valid.sum()
+    assert int(agent.observe(state, trajectory).env_steps) == trajectory.valid.sum()
 
 
 BAD: list[tuple[str, Any]] = [

@@ -47,10 +47,11 @@ def test_it_gives_what_one_in_this_process_gives() -> None:
     replays = [ReplayServer(engine, functions, 60.0) for engine in (Threads(), RayEngine())]
     random = np.random.default_rng(0)
     draw = lambda x: random.integers(0, 2, x.shape).astype(x.dtype)
+    follows = np.zeros(8, bool)
     try:
         for number in range(5):
             data = jax.tree.map(draw, functions.plan.data)
-            ready = [replay.add(data, nothing) for replay in replays]
+            ready = [replay.add(data, follows, nothing) for replay in replays]
             assert ready == [number >= 1] * 2  # It takes 64 steps, and 32 come at a time.
             if not ready[0]:
                 continue

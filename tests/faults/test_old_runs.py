@@ -14,6 +14,7 @@ import pytest
 import podium
 from podium.agents import dqn, ppo
 from podium.sinks import read_metrics
+from podium.upgrades import upgrade
 
 FOLDERS = Path(__file__).parent / "runs_of_0_1_0"
 STEPS = 16 * 8  # Of one iteration.
@@ -52,6 +53,7 @@ def test_a_run_of_0_1_0_is_resumed(name: str, tmp_path: Path) -> None:
     # An episode in Catch has 9 steps, whoever plays.
     ended = [16 * ((8 * update) // 9 - (8 * (update - 2)) // 9) for update in (2, 4, 6, 8, 10)]
     assert [row["episodes"] for row in rows] == ended
+    assert int(result.state.env_steps) == 10 * STEPS  # Saved as a float32.
     assert result.summary["env_steps"] == 10 * STEPS and result.summary["wall_seconds"] > before[-1]["wall_seconds"]
 
 
@@ -83,3 +85,15 @@ def test_checkpoints_say_what_those_of_0_1_0_said(tmp_path: Path) -> None:
     assert new.keys() == old.keys() and new["tally"].keys() == old["tally"].keys()
     assert new["placement"] == old["placement"] == "Anakin"
     assert new["evaluation"].keys() >= old["evaluation"].keys()
+
+
+def test_only_leaves_that_are_known_to_have_changed_are_upgraded() -> None:
+    old = {"agent/env_steps": {"dtype": "float32", "shape": [2]}, "agent/x": {"dtype": "bool", "shape": []}}
+    now = {"agent/env_steps/low", "agent/env_steps/high", "agent/x"}
+    upgraded = upgrade(1, old, now)
+    assert upgraded.table.keys() == now and upgraded.table["agent/env_steps/low"] == {"dtype": "uint32", "shape": [2]}
+    arrays = upgraded.convert({"agent/env_steps": np.float32([640, 2**33]), "agent/x": np.array(True)})
+    assert arrays.keys() == now and arrays["agent/env_steps/high"].tolist() == [0, 2]
+    # Nor anything that an agent of one's own still keeps so, or that was saved since.
+    for schema, wanted in ((1, set(old)), (1, {"agent/env_steps/low"}), (2, now)):
+        assert upgrade(schema, old, wanted).table == old

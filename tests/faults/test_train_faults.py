@@ -71,7 +71,7 @@ def nan_reward_after(steps: int) -> Any:
 @pytest.mark.parametrize("agent", [PPO, DQN], ids=["ppo", "dqn"])
 def test_nan_in_the_gradient_stops_the_run_and_keeps_the_last_good_checkpoint(agent: Agent, tmp_path: Path) -> None:
     """The fifth iteration turns bad: the chunk of 5 and 6 ends the run, and the checkpoint at 4 is the last."""
-    bad = nan_gradient_after(agent, lambda state: state.env_steps >= 4 * STEPS)
+    bad = nan_gradient_after(agent, lambda state: state.env_steps.total() >= 4 * STEPS)
     with pytest.raises(podium.NonFiniteError) as caught:
         train(bad, tmp_path / "run")
     assert f"before env_steps={6 * STEPS}" in str(caught.value)

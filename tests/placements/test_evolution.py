@@ -163,13 +163,13 @@ def test_without_a_mask_it_is_what_the_actor_hands_on_but_for_statistics_and_sca
         assert online == chosen(AGENTS[name], env) and all(path.startswith(".params[") for path in online)
     normalised = chosen(ppo.make(ppo.Config(normalize_obs=True))._replace(policy_mask=None), pendulum)
     assert normalised and all(path.startswith(".params[") for path in normalised)
-    counting = AGENTS["a2c"]._replace(actor=lambda state: (state.params, state.env_steps), policy_mask=None)
+    counting = AGENTS["a2c"]._replace(actor=lambda state: (state.params, state.env_steps.total()), policy_mask=None)
     assert all(path.startswith(".params[") for path in chosen(counting, env))
 
 
 def test_an_agent_with_nothing_to_perturb_is_refused() -> None:
     for masked in (lambda state: False, None):
-        blind = AGENTS["ppo"]._replace(actor=lambda state: state.env_steps, policy_mask=masked)
+        blind = AGENTS["ppo"]._replace(actor=lambda state: state.env_steps.total(), policy_mask=masked)
         with pytest.raises(ValueError, match="the policy of ppo has no parameters in its State.*Agent.policy_mask"):
             build(podium.Evolution(devices=1), blind)
 

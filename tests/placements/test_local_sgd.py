@@ -14,6 +14,7 @@ import pytest
 import podium
 from podium.agent import Agent
 from podium.agents import a2c, apex, dqn, impala, ppo
+from podium.ops.counts import Count
 
 NUM_ENVS, LENGTH = 16, 8
 STATS = {"valid_steps", "env_seconds", "inference_seconds"}
@@ -124,9 +125,11 @@ def test_the_first_rollout_is_that_of_every_other_placement() -> None:
 
 
 def test_counters_count_the_steps_of_all_workers() -> None:
+    """To the last one, from where float32 counts by hundreds on; a mean leaves the count as it is."""
     agent, updates = AGENTS["a2c"]
-    state, _, _ = run(podium.LocalSGD(workers=4, average_every=5), agent, updates)
-    assert state.env_steps == updates * NUM_ENVS * LENGTH
+    begin = lambda key, spec: agent.init(key, spec)._replace(env_steps=Count.zero().add(2**32 - 1))
+    state, _, _ = run(podium.LocalSGD(workers=4, average_every=5), agent._replace(init=begin), updates)
+    assert int(state.env_steps) == 2**32 - 1 + updates * NUM_ENVS * LENGTH
 
 
 @pytest.mark.parametrize("name", ["ppo", pytest.param("dqn", marks=pytest.mark.slow)])

@@ -91,7 +91,7 @@ def test_as_much_is_sampled_for_what_is_inserted_as_the_agent_says(
     assert limiter.sampled == learnt.sum() * per_update
     assert state.updates == 2 * learnt.sum()
     # Every step that was seen by the State was inserted, and no more than what is under way was not seen.
-    assert state.env_steps == metrics["valid_steps"].sum() <= limiter.inserted <= (updates + 4) * 32
+    assert int(state.env_steps) == metrics["valid_steps"].sum() <= limiter.inserted <= (updates + 4) * 32
     assert metrics["finite"].all()
 
 
