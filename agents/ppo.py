@@ -79,7 +79,6 @@ class State(NamedTuple):
     params: PyTree
     opt_state: optax.OptState
     env_steps: Count
-    stopped: Array
     obs_stats: RunningStats | None
     return_stats: RunningStats | None
 
@@ -108,13 +107,6 @@ class Statistics(NamedTuple):
     mean: Array | None
     std: Array | None
     num_valid: Array | None
-
-
-class Grads(NamedTuple):
-    """A gradient, and the divergence at which it was taken (for the early stop)."""
-
-    params: PyTree
-    approx_kl: Array
 
 
 def summarize(config: Config, batch: Batch) -> Statistics:
@@ -198,7 +190,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         params = network.init(key, spec)
         obs_stats = statistics.init_stats(_zeros(spec)) if config.normalize_obs else None
         return_stats = statistics.init_stats(jnp.zeros(())) if config.normalize_reward else None
-        return State(params, optimizer.init(params), Count.zero(), jnp.zeros((), bool), obs_stats, return_stats)
+        return State(params, optimizer.init(params), Count.zero(), obs_stats, return_stats)
 
     def actor(state: State) -> Params:
         return Params(state.params, state.obs_stats)
@@ -239,7 +231,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     def statistics_of(minibatch: Any) -> Statistics:
         return summarize(config, minibatch[0] if network.recurrent else minibatch)
 
-    def grad(key: Key, state: State, given: tuple[Any, Statistics]) -> tuple[Grads, Aux]:
+    def grad(key: Key, state: State, given: tuple[Any, Statistics]) -> tuple[PyTree, Aux]:
         minibatch, known = given
         batch, memory = minibatch if network.recurrent else (minibatch, ())
         batch = normalize_advantage(batch, known)
@@ -248,21 +240,19 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
             return loss(config, network.unroll(params, memory, batch.obs, batch.first), batch)
 
         gradient, metrics = jax.grad(objective, has_aux=True)(state.params)
-        return Grads(gradient, metrics.get("approx_kl", jnp.zeros(()))), Aux(metrics)
+        return gradient, Aux(metrics)
 
-    def apply(state: State, grads: Grads) -> State:
+    def stops(metrics: Metrics) -> Array:
+        return metrics["approx_kl"] > config.target_kl
+
+    def apply(state: State, grads: PyTree) -> State:
         rate = optimizers.annealed(config.learning_rate, config.anneal_steps, state.env_steps.total())
-        params, opt_state = optimizers.descend(optimizer, rate, state.params, state.opt_state, grads.params)
-        new = state._replace(params=params, opt_state=opt_state)
-        if not config.target_kl:
-            return new
-        stopped = state.stopped | (grads.approx_kl > config.target_kl)
-        return jax.tree.map(lambda old, new: jnp.where(stopped, old, new), state, new)._replace(stopped=stopped)
+        params, opt_state = optimizers.descend(optimizer, rate, state.params, state.opt_state, grads)
+        return state._replace(params=params, opt_state=opt_state)
 
     def observe(state: State, trajectory: Trajectory) -> State:
         valid = trajectory.valid
-        steps = statistics.count_valid(trajectory.reward, valid)
-        state = state._replace(env_steps=state.env_steps.add(steps), stopped=jnp.zeros((), bool))
+        state = state._replace(env_steps=state.env_steps.add(statistics.count_valid(trajectory.reward, valid)))
         if state.obs_stats is not None:
             state = state._replace(obs_stats=statistics.update_stats(state.obs_stats, trajectory.obs, valid))
         if state.return_stats is not None:
@@ -276,7 +266,14 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         return jax.tree.map(lambda leaf: False, state)._replace(params=network.policy_mask(state.params))
 
     functions = init, actor, carry, act, plan, grad, apply, observe
-    return Agent(*functions, name="ppo", config=config, statistics=statistics_of, policy_mask=policy_mask)
+    return Agent(
+        *functions,
+        name="ppo",
+        config=config,
+        statistics=statistics_of,
+        policy_mask=policy_mask,
+        stops=stops if config.target_kl else None,
+    )
 
 
 def _zeros(spec: EnvSpec) -> PyTree:

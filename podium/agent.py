@@ -114,6 +114,8 @@ class Agent(NamedTuple):
         known; not for agents with a replay.
       policy_mask: `(State) -> bools`, a tree that is a prefix of State (shapes will do): True for the parameters that
         greedy actions are computed from; None leaves that to `policy_leaves`.
+      stops: `(metrics of a gradient) -> bool scalar`: whether an iteration ends before this gradient: it is not
+        applied, nor is what remains of the iteration's. None where all are; not for agents with a replay.
     """
 
     init: Callable[[Key, EnvSpec], PyTree]
@@ -131,6 +133,7 @@ class Agent(NamedTuple):
     number: Callable[[PyTree, Array], PyTree] | None = None
     statistics: Callable[[PyTree], PyTree] | None = None
     policy_mask: Callable[[PyTree], PyTree] | None = None
+    stops: Callable[[Metrics], Array] | None = None
 
 
 def fresh_carry(agent: Agent, spec: EnvSpec, index: Array) -> PyTree:

@@ -86,11 +86,15 @@ class Minibatch(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """A gradient, its metrics, and what the replay's `priorities` are after it; `()` where there are none."""
+    """A gradient, its metrics, and what the replay's `priorities` are after it; `()` where there are none.
+
+    `stop` is a bool scalar, whether the iteration ends before it (`Agent.stops`); None where nothing ends one.
+    """
 
     grads: PyTree
     metrics: Metrics
     priorities: PyTree
+    stop: Array | None = None
 
 
 def to_lanes(x: Array, num_lanes: int) -> Array:
@@ -179,7 +183,7 @@ def prepare(
 
     Raises:
       ValueError: the replay has `update_priorities` and nothing that it may change, or the agent a replay and
-        `statistics`.
+        `statistics` or `stops`.
     """
     plan_key, fold_key = jax.random.split(key)
     plan = agent.plan(plan_key, state, trajectory)
@@ -241,7 +245,9 @@ def gradient(agent: Agent, state: PyTree, prepared: Prepared, number: Array | in
     """
     minibatch = draw(agent, prepared, number)
     grads, aux = agent.grad(minibatch.key, state, minibatch.data)
-    if agent.replay is None or agent.replay.update_priorities is None:
+    if agent.replay is None:
+        return Gradient(grads, aux.metrics, (), None if agent.stops is None else agent.stops(aux.metrics))
+    if agent.replay.update_priorities is None:
         return Gradient(grads, aux.metrics, ())
     replay_state = agent.replay.update_priorities(prepared.replay, minibatch.indices, aux.priorities)
     return Gradient(grads, aux.metrics, replay_state.priorities)
@@ -252,20 +258,28 @@ def learn_from(
 ) -> tuple[PyTree, Prepared, Metrics]:
     """Take and apply the gradients of an iteration, one after the other, each at the state that the last one left.
 
+    Where `Agent.stops` ends the iteration, what remains is computed, at the state that stays, and not applied.
+
     Returns:
       the state, `prepared` with the priorities that the last gradient left, and means of the metrics; NaN, and all as
       it was, where a replay cannot be learnt from yet.
     """
 
     # What is stored stays as it is while learning, so it is read; only priorities are carried along.
-    def step(carry: tuple[PyTree, PyTree], number: Array) -> tuple[tuple[PyTree, PyTree], Metrics]:
-        state, priorities = carry
+    def step(carry: tuple[PyTree, PyTree, PyTree], number: Array) -> tuple[tuple[PyTree, PyTree, PyTree], Metrics]:
+        state, priorities, stopped = carry
         taken = gradient(agent, state, prepared.ranked(priorities), number)
-        return (agent.apply(state, taken.grads), taken.priorities), taken.metrics
+        following = agent.apply(state, taken.grads)
+        if taken.stop is not None:
+            stopped = stopped | taken.stop
+            following = jax.tree.map(functools.partial(jnp.where, stopped), state, following)
+        return (following, taken.priorities, stopped), taken.metrics
 
     def run(state: PyTree, priorities: PyTree) -> tuple[tuple[PyTree, PyTree], Metrics]:
-        carry, metrics = loops.scan(step, (state, priorities), jnp.arange(num_gradients(agent, prepared)))
-        return carry, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
+        stopped = () if agent.stops is None else jnp.zeros((), bool)
+        numbers = jnp.arange(num_gradients(agent, prepared))
+        (state, priorities, _), metrics = loops.scan(step, (state, priorities, stopped), numbers)
+        return (state, priorities), jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
 
     def wait(state: PyTree, priorities: PyTree) -> tuple[tuple[PyTree, PyTree], Metrics]:
         # Metrics of updates that did not happen are NaN, which the host loop leaves out of averages.
@@ -311,6 +325,11 @@ def _stored(agent: Agent, replay: Replay, replay_state: PyTree, plan: Plan, gap:
         raise ValueError(
             f"{agent.name} has a replay and statistics, but what a replay gives is not known before the first "
             "gradient; compute them in grad."
+        )
+    if agent.stops is not None:
+        raise ValueError(
+            f"{agent.name} has a replay and stops, but what a replay gives is no one iteration's, whose rest could be "
+            "left out; leave stops out."
         )
     return replay_state
 

@@ -35,6 +35,8 @@ class Upgrade(NamedTuple):
 UPGRADES = (
     # A float32 stood still from 2^24 on.
     Upgrade(1, ("env_steps", "float32"), {"env_steps/low": "uint32", "env_steps/high": "uint32"}, counts.split),
+    # That the rest of an iteration is skipped is known to the fold over gradients alone.
+    Upgrade(1, ("stopped", "bool"), {}, lambda array: ()),
 )
 
 

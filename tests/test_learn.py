@@ -266,10 +266,11 @@ def test_a_gradient_is_handed_the_statistics_of_its_own_minibatch(unit: str, par
     assert (len(np.unique(prepared.statistics[0])) > 1) == (parts > 1)
 
 
-def test_an_agent_with_a_replay_has_no_statistics() -> None:
+@pytest.mark.parametrize("field", ["statistics", "stops"])
+def test_an_agent_with_a_replay_has_no_statistics_and_never_stops(field: str) -> None:
     agent = small("dqn", "")
-    with pytest.raises(ValueError, match="dqn has a replay and statistics, but"):
-        prepare(jax.random.key(0), agent._replace(statistics=lambda minibatch: ()), *played(agent), 4)
+    with pytest.raises(ValueError, match=f"dqn has a replay and {field}, but"):
+        prepare(jax.random.key(0), agent._replace(**{field: lambda given: ()}), *played(agent), 4)
 
 
 def test_a_replay_without_priorities_to_change_is_refused() -> None:

@@ -31,7 +31,7 @@ class Count(NamedTuple):
 
     def add(self, number: Array | int) -> Count:
         """Return the count and `number`, an integer from 0 to 2^32 - 1, more."""
-        low = self.low + jnp.asarray(number).astype(jnp.uint32)
+        low = self.low + jnp.asarray(number, jnp.uint32)
         return Count(low, self.high + (low < self.low).astype(jnp.uint32))
 
     def total(self) -> Array:

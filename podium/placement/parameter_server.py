@@ -87,6 +87,9 @@ class ParameterServer(Placement):
     Hogwild (Niu et al. 2011). A worker reads the newest State before every gradient, not once a rollout as in A3C. The
     optimiser's statistics are the server's, shared by all.
 
+    `Agent.stops` ends the iteration of the worker whose gradient says so and nobody else's; metrics are then means over
+    the gradients that were taken.
+
     An update is one iteration of every worker, `num_envs * rollout_length` steps, in any order. Each worker has a
     replay of its own, of the agent's capacity, as in Gorila, and learns once that is filled as the agent asks; lanes
     are cut from its environments. With one worker this is Single; with several, runs of one seed differ, for which
@@ -351,12 +354,14 @@ class GradientWorker:
         rows, brought, waited = [], [], 0.0
         for step in range(functions.shapes.steps if ready else 0):
             newest = self.server.newest
-            gradient, finite, metrics = self._call("take", step, self._unsent(newest))
+            gradient, finite, metrics, stop = self._call("take", step, self._unsent(newest))
             heartbeat()
+            rows.append(metrics)
+            if stop:
+                break
             asked = time.perf_counter()
             brought.append(self.server.apply(gradient, newest.version, finite, heartbeat))
             waited += time.perf_counter() - asked
-            rows.append(metrics)
             heartbeat()
         asked = time.perf_counter()
         served = self.server.observe(rollout, heartbeat) + sum(each.seconds for each in brought)

@@ -283,6 +283,9 @@ class _Check:
         for name, value in aux.metrics.items():
             if jnp.shape(value) != ():
                 raise self._broken(f"the metric {name!r} has shape {jnp.shape(value)}.", "Metrics must be scalars.")
+        stop = True if self.agent.stops is None else self._traced("stops", self.agent.stops, aux.metrics)
+        if jnp.shape(stop) != () or not jnp.issubdtype(jnp.result_type(stop), jnp.bool_):
+            raise self._broken(f"stops returns {stop!r}.", "Return a bool scalar.")
         for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
             if jnp.issubdtype(leaf.dtype, jnp.inexact) and not bool(jnp.isfinite(leaf).all()):
                 raise self._broken(

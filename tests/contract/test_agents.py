@@ -90,6 +90,10 @@ def test_a_state_that_changes_its_structure_is_refused(agent) -> None:
     _expect(agent._replace(apply=lambda state, grads: state._replace(env_steps=state.env_steps.total())), "apply")
 
 
+def test_what_stops_is_a_bool(agent) -> None:
+    _expect(agent._replace(stops=lambda metrics: metrics["approx_kl"]), "stops returns")
+
+
 def test_a_metric_with_a_shape_is_refused(agent) -> None:
     def grad(key, state, minibatch):
         grads, aux = agent.grad(key, state, minibatch)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import podium
-from podium import replay
+from podium import keys, replay
 from podium.agent import Agent
 from podium.agents import a2c, dqn, impala, ppo
 from podium.env import Env
@@ -158,6 +158,35 @@ def test_workers_shuffle_apart() -> None:
     assert (order(2, 0) != order(2, 1)).any()
 
 
+def test_a_worker_that_stops_goes_on_with_its_next_iteration_whatever_others_observe() -> None:
+    """What stops depends on keys alone, so on no order: as many gradients are applied as come before the first."""
+    base = ppo.make(ppo.Config(hidden_sizes=(4,), num_epochs=4, num_minibatches=2))
+    stops = lambda metrics: metrics["drawn"] > 0.7
+
+    def grad(key: Any, state: Any, given: Any) -> Any:
+        grads, aux = base.grad(key, state, given)
+        return grads, aux._replace(metrics={**aux.metrics, "drawn": jax.random.uniform(key)})
+
+    agent, workers, updates = base._replace(grad=grad, stops=stops), 2, 6
+    program = server(workers).build(agent, catch(), num_envs=NUM_ENVS, rollout_length=8, max_updates=updates)
+    try:
+        first, lanes = program.init(0), program.sizes.num_lanes // workers
+        state, metrics = program.chunk(first, updates)
+    finally:
+        program.close()
+
+    def before(worker: int, number: int) -> int:
+        learn_key = jax.random.fold_in(keys.iteration(first.key, number).learn, worker)
+        fold_key = jax.random.split(learn_key)[1]
+        each = [jax.random.fold_in(jax.random.fold_in(fold_key, i // 2), lanes + i % 2) for i in range(8)]
+        return [*(bool(stops({"drawn": jax.random.uniform(key)})) for key in each), True].index(True)
+
+    expected = [[before(worker, number) for worker in range(workers)] for number in range(updates)]
+    assert len({count for row in expected for count in row}) > 3
+    assert int(state.agent.opt_state[1].count) == np.sum(expected)
+    assert float(state.agent.env_steps) == NUM_ENVS * 8 * updates
+
+
 def test_the_server_applies_drops_and_weighs_by_lag() -> None:
     """The state is a number, to which gradients are added: 8, then late by 1, 2 and 3, each of 8."""
 
@@ -226,9 +255,9 @@ def poisoned(agent: Agent) -> Agent:
         gradient, aux = agent.grad(key, state, minibatch)
         bad = jnp.where(jax.random.uniform(key) < 1 / 3, jnp.nan, 1.0)
         # In one leaf of many, and there in one number.
-        params = jax.tree.leaves(gradient.params)
+        params = jax.tree.leaves(gradient)
         leaves = [params[0].at[(0,) * params[0].ndim].multiply(bad), *params[1:]]
-        return gradient._replace(params=jax.tree.unflatten(jax.tree.structure(gradient.params), leaves)), aux
+        return jax.tree.unflatten(jax.tree.structure(gradient), leaves), aux
 
     return agent._replace(grad=grad)
 

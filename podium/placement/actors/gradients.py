@@ -165,12 +165,16 @@ class GradientActor:
         self._prepared, self._priorities, ready, finite = planned
         return rollout, bool(ready), played.stats, finite
 
-    def take(self, step: int, state: PyTree | None) -> tuple[PyTree, bool, Metrics]:
-        """Take a gradient from what was played; returns it, whether all of it is finite, and its metrics."""
+    def take(self, step: int, state: PyTree | None) -> tuple[PyTree, bool, Metrics, bool]:
+        """Take a gradient from what was played.
+
+        Returns:
+          the gradient; whether all of it is finite; its metrics; whether the iteration ends before it (`Agent.stops`).
+        """
         self._bring(state)
         taken, finite = self.take_gradient(np.int32(step), self._state, self._prepared, self._priorities)
         self._priorities = taken.priorities
-        return taken.grads, bool(finite), taken.metrics
+        return taken.grads, bool(finite), taken.metrics, taken.stop is not None and bool(taken.stop)
 
     def settle(self) -> None:
         """Let environments and replay stand as after what was played."""
