@@ -4,6 +4,9 @@ Discrete and continuous actions, feed-forward and recurrent: the distribution fo
 memory is the network's. Deliberate differences from the paper: advantages are normalised over each minibatch, the
 optimiser is Adam with a global gradient norm bound, networks are orthogonally initialised (Engstrom et al. 2020).
 
+Rewards are normalised as by Gymnasium's NormalizeReward, each environment's discounted sum going on from rollout to
+rollout; but a rollout's rewards are divided by the deviation as it was before that rollout, not step by step.
+
 No parameter changes the mean and deviation of a minibatch's advantages, so those of all minibatches are computed before
 an iteration's first gradient (`Agent.statistics`): over several devices a gradient step is one sum, of the gradients.
 """
@@ -64,6 +67,8 @@ class Config(ActorCriticConfig):
     """Whether to normalise observations by running statistics."""
     normalize_reward: bool = False
     """Whether to divide rewards by the running deviation of the discounted return."""
+    normalized_reward_bound: float = 0.0
+    """Bound on the size of normalised rewards; 0 leaves them unbounded, 10 is usual elsewhere."""
 
 
 class Params(NamedTuple):
@@ -208,7 +213,9 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         value = trajectory.extras.value
         reward = trajectory.reward
         if state.return_stats is not None:
-            reward = reward / (state.return_stats.std() + 1e-8)
+            reward = reward / jnp.sqrt(jnp.square(state.return_stats.std()) + 1e-8)
+            if config.normalized_reward_bound:
+                reward = jnp.clip(reward, -config.normalized_reward_bound, config.normalized_reward_bound)
         cut = trajectory.truncated & ~trajectory.terminated
         reached = trajectory.next_obs, trajectory.extras.memory
         seen = functools.partial(view, state.obs_stats)
@@ -256,9 +263,9 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         if state.obs_stats is not None:
             state = state._replace(obs_stats=statistics.update_stats(state.obs_stats, trajectory.obs, valid))
         if state.return_stats is not None:
-            # Every rollout begins at the mean of what was seen: the past of an environment is not kept.
-            start = state.return_stats.mean
-            sums = returns.discounted_sums(trajectory.reward, trajectory.last, config.gamma, start)
+            assert trajectory.past is not None
+            rewards = trajectory.reward, trajectory.terminated
+            sums = returns.discounted_sums(*rewards, config.gamma, trajectory.past, valid)
             state = state._replace(return_stats=statistics.update_stats(state.return_stats, sums, valid))
         return state
 
@@ -273,6 +280,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         statistics=statistics_of,
         policy_mask=policy_mask,
         stops=stops if config.target_kl else None,
+        reward_discount=config.gamma if config.normalize_reward else None,
     )
 
 
@@ -284,7 +292,20 @@ def _check(config: Config) -> None:
     check_fields(
         config,
         positive=("learning_rate", "clip_epsilon", "adam_eps"),
-        not_negative=("anneal_steps", "value_clip", "value_coef", "entropy_coef", "max_grad_norm", "target_kl"),
+        not_negative=(
+            "anneal_steps",
+            "value_clip",
+            "value_coef",
+            "entropy_coef",
+            "max_grad_norm",
+            "target_kl",
+            "normalized_reward_bound",
+        ),
         fractions=("gamma", "gae_lambda"),
         counts=("num_epochs", "num_minibatches"),
     )
+    if config.normalized_reward_bound and not config.normalize_reward:
+        raise ValueError(
+            f"normalized_reward_bound={config.normalized_reward_bound} bounds normalised rewards only; use it with "
+            "normalize_reward=True, or leave it out."
+        )

@@ -116,6 +116,8 @@ class Agent(NamedTuple):
         greedy actions are computed from; None leaves that to `policy_leaves`.
       stops: `(metrics of a gradient) -> bool scalar`: whether an iteration ends before this gradient: it is not
         applied, nor is what remains of the iteration's. None where all are; not for agents with a replay.
+      reward_discount: gamma of the discounted sums of rewards that the agent's rollouts are to carry
+        (`Trajectory.past`), 0 to 1; None for none.
     """
 
     init: Callable[[Key, EnvSpec], PyTree]
@@ -134,12 +136,18 @@ class Agent(NamedTuple):
     statistics: Callable[[PyTree], PyTree] | None = None
     policy_mask: Callable[[PyTree], PyTree] | None = None
     stops: Callable[[Metrics], Array] | None = None
+    reward_discount: float | None = None
 
 
 def fresh_carry(agent: Agent, spec: EnvSpec, index: Array) -> PyTree:
     """Return the agent's memory at the start of a run, for the environments numbered `index` [B]."""
     carry = agent.carry(spec, index.shape[0])
     return carry if agent.number is None else agent.number(carry, index)
+
+
+def fresh_past(agent: Agent, num_envs: int) -> Array | None:
+    """Return the environments' discounted sums of rewards at the start of a run, [B]; None where none are asked for."""
+    return None if agent.reward_discount is None else jnp.zeros(num_envs, jnp.float32)
 
 
 def policy_leaves(agent: Agent, state: PyTree) -> list[bool]:

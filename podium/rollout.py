@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from podium import episodes, keys
 from podium.agent import Agent
 from podium.env import Env
+from podium.ops.returns import discounted_sum
 from podium.types import Array, Key, PyTree, Trajectory
 
 
@@ -26,6 +27,7 @@ class RolloutState(NamedTuple):
       first: [B] bool, whether `obs` begins an episode.
       carry: [B, ...], the agent's recurrent memory.
       episodes: accumulators of return and length.
+      past: [B] float32, discounted sums of rewards (`Trajectory.past`); None for an agent without `reward_discount`.
     """
 
     index: Array  # type: ignore[assignment]  # a tuple has a method of that name, which nobody calls
@@ -36,16 +38,21 @@ class RolloutState(NamedTuple):
     first: Array
     carry: PyTree
     episodes: episodes.Episodes
+    past: Array | None = None
 
 
-def begin(key: Key, env: Env, index: Array, carry: PyTree) -> RolloutState:
-    """Reset the environments numbered `index` [B], which draw from `key`; `carry` is the agent's memory for them."""
+def begin(key: Key, env: Env, index: Array, carry: PyTree, past: Array | None = None) -> RolloutState:
+    """Reset the environments numbered `index` [B], which draw from `key`.
+
+    What the agent remembers of them are `carry` and `past`: see `podium.agent.fresh_carry` and `fresh_past`.
+    """
     env_keys = keys.environment_keys(key, index)
     time = jnp.zeros(index.shape, jnp.uint32)
     env_state, timestep = jax.vmap(env.reset)(keys.at_time(env_keys, time))
     first = jnp.ones(index.shape, bool)
     counted = episodes.begin(index.shape[0])
-    return RolloutState(index, jax.random.key_data(env_keys), time + 1, env_state, timestep.obs, first, carry, counted)
+    words = jax.random.key_data(env_keys)
+    return RolloutState(index, words, time + 1, env_state, timestep.obs, first, carry, counted, past)
 
 
 def rollout(
@@ -72,7 +79,15 @@ def rollout(
 
     Returns:
       the next state, a Trajectory [T, B, ...], and the episodes that ended, [T, B].
+
+    Raises:
+      ValueError: the agent has a `reward_discount`, and `state` no discounted sums.
     """
+    if agent.reward_discount is not None and state.past is None:
+        raise ValueError(
+            f"{agent.name} has reward_discount={agent.reward_discount}, but state.past=None; give begin "
+            "fresh_past(agent, num_envs)."
+        )
 
     def step(state: RolloutState, step_keys: tuple[Key, Key]) -> tuple[RolloutState, tuple]:
         act_keys, env_keys = step_keys
@@ -92,10 +107,14 @@ def rollout(
         following = state._replace(
             env_state=env_state, obs=timestep.obs, first=timestep.last, carry=output.carry, episodes=counted
         )
+        if agent.reward_discount is not None and state.past is not None:
+            past = discounted_sum(state.past, timestep.reward, timestep.terminated, agent.reward_discount)
+            past = past if timestep.valid is None else jnp.where(timestep.valid, past, state.past)
+            following = following._replace(past=past)
         return following, (row, timestep.valid, ended)
 
     act_keys = keys.at_times(keys.environment_keys(key, state.index), jnp.zeros_like(state.time), num_steps)
     env_keys = keys.at_times(jax.random.wrap_key_data(state.env_keys), state.time, num_steps)
     end, (row, valid, ended) = fold(step, state, (act_keys, env_keys))
-    trajectory = Trajectory(*(*row, state.carry, end.carry, version, valid))
+    trajectory = Trajectory(*(*row, state.carry, end.carry, version, valid))._replace(past=state.past)
     return end._replace(time=state.time + num_steps), trajectory, ended

@@ -29,6 +29,7 @@ from typing import Any
 
 from podium.files import to_jsonable, write_json
 from podium.placement.report import Report
+from podium.upgrades import NEW_FIELDS
 
 SCHEMA = 1
 CONFIG = "config.json"
@@ -184,6 +185,7 @@ def compare_config(old: Mapping[str, Any], new: Mapping[str, Any], may_change: S
     >>> compare_config({"seed": 1, "total_steps": 10}, {"seed": 1, "total_steps": 20}, {"total_steps"})
     """
     before, after = _flatten(to_jsonable(old)), _flatten(to_jsonable(new))
+    before = {name: value for name, value in NEW_FIELDS.items() if name in after} | before
     differences = []
     for name in sorted({*before, *after}):
         if any(name == free or name.startswith(free + ".") for free in may_change):

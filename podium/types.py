@@ -141,6 +141,8 @@ class Trajectory(NamedTuple):
       valid: None (all are), or [T, B] bool, False for rows that are no transition.
       gap: None (there is none), or [B] bool, True where step 0 does not follow the last step that was learnt from
         before: a rollout between them was dropped, or the episodes began anew.
+      past: None where the agent has no `reward_discount`, or [B] float32, the discounted sum of each environment's
+        rewards up to step 0, as `podium.ops.returns.discounted_sum` has it; 0 at the start of a run.
     """
 
     obs: PyTree
@@ -156,6 +158,7 @@ class Trajectory(NamedTuple):
     policy_version: Array
     valid: Array | None = None
     gap: Array | None = None
+    past: Array | None = None
 
     @property
     def last(self) -> Array:

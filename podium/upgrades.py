@@ -1,6 +1,7 @@
-"""Checkpoints of older schemas: which leaves of a run's state were kept otherwise then, and what becomes of them.
+"""Runs of older versions: which leaves of a run's state were kept otherwise then, and what becomes of them.
 
-Nothing is made up for a leaf that is merely missing: what is not named here, a checkpoint that lacks it is refused.
+Also which fields their configurations lack. Nothing is made up for what is merely missing: a checkpoint that lacks a
+leaf that is not named here is refused.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from podium.ops import counts
 
 SCHEMA = 2
 """What is written now; 1 is podium 0.1.0's."""
+
+
+NEW_FIELDS: Mapping[str, Any] = {"agent.config.normalized_reward_bound": 0.0}
+"""Fields that the `config.json` of an older run lacks, each with the value that does what was done then."""
 
 
 class Upgrade(NamedTuple):
@@ -37,6 +42,8 @@ UPGRADES = (
     Upgrade(1, ("env_steps", "float32"), {"env_steps/low": "uint32", "env_steps/high": "uint32"}, counts.split),
     # That the rest of an iteration is skipped is known to the fold over gradients alone.
     Upgrade(1, ("stopped", "bool"), {}, lambda array: ()),
+    # Discounted sums of rewards, one an environment, began anew with every rollout; here they do once more.
+    Upgrade(1, ("first", "bool"), {"first": "bool", "past": "float32"}, lambda x: (x, np.zeros(x.shape, np.float32))),
 )
 
 

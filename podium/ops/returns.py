@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -106,26 +106,44 @@ def _sum_backward(term: Array, decay: Array) -> Array:
     return jax.lax.scan(step, jnp.zeros_like(term[0]), (term, decay), reverse=True)[1]
 
 
-def discounted_sums(reward: Array, last: Array, gamma: float, start: Array) -> Array:
-    """Accumulate rewards forward in time: G_t = gamma * G_{t-1} + r_t, begun anew after an episode's end.
+def discounted_sum(total: Any, reward: Any, terminated: Any, gamma: float) -> Any:
+    """Add a step's reward to a discounted sum, as Gymnasium's NormalizeReward does; of JAX or NumPy.
+
+        G_t = gamma * (1 - terminated_t) * G_{t-1} + r_t
+
+    So the step that terminates an episode is the first of the next sum, and truncation begins none.
+
+    Args:
+      total: [B], G_{t-1}.
+      reward: [B].
+      terminated: [B] bool.
+      gamma: in [0, 1].
+    """
+    return gamma * total * (1.0 - terminated) + reward
+
+
+def discounted_sums(reward: Array, terminated: Array, gamma: float, start: Array, valid: Array | None = None) -> Array:
+    """Accumulate rewards forward in time, see `discounted_sum`.
 
     Args:
       reward: [T, B].
-      last: [T, B], True where an episode ended.
+      terminated: [T, B], True where the environment ended an episode.
       gamma: in [0, 1].
       start: scalar or [B], G before the first row.
+      valid: [T, B], False for rows that change no sum, or None for none.
 
     Returns:
       [T, B] sums.
     """
 
-    def step(total: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
-        reward, last = inputs
-        total = gamma * total + reward
-        return total * (1.0 - last), total
+    def step(total: Array, inputs: tuple[Array, Array, Array | None]) -> tuple[Array, Array]:
+        reward, terminated, valid = inputs
+        following = discounted_sum(total, reward, terminated, gamma)
+        following = following if valid is None else jnp.where(valid, following, total)
+        return following, following
 
     start = jnp.broadcast_to(start, reward.shape[1:]).astype(reward.dtype)
-    return jax.lax.scan(step, start, (reward, last))[1]
+    return jax.lax.scan(step, start, (reward, terminated, valid))[1]
 
 
 def next_values(

@@ -97,6 +97,7 @@ class Rollout(NamedTuple):
     policy_version: Any
     valid: Any | None
     gap: Any | None = None
+    past: Any | None = None
 
     def trajectory(self) -> Trajectory:
         """Return the rollout with its `next_obs`."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podium.agent import ActOutput, Agent, Aux, Plan, fresh_carry, policy_leaves
+from podium.agent import ActOutput, Agent, Aux, Plan, fresh_carry, fresh_past, policy_leaves
 from podium.env import Env, auto_reset
 from podium.learn import draw, learn, plan_divides, prepare
 from podium.placement.anakin import Anakin
@@ -234,7 +234,13 @@ class _Check:
     def _rollout(self, params: PyTree) -> Trajectory:
         def play(key: Key) -> Trajectory:
             index = jnp.arange(self.num_envs)
-            start = begin(key, self.env, index, fresh_carry(self.agent, self.env.spec, index))
+            start = begin(
+                key,
+                self.env,
+                index,
+                fresh_carry(self.agent, self.env.spec, index),
+                fresh_past(self.agent, self.num_envs),
+            )
             version = jnp.zeros((), jnp.int32)
             return rollout(key, self.agent, self.env, params, start, self.rollout_length, version)[1]
 

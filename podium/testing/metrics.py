@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podium.agent import Agent, fresh_carry
+from podium.agent import Agent, fresh_carry, fresh_past
 from podium.env import Env, restart
 from podium.learn import learn
 from podium.placement.contract import Program
@@ -53,7 +53,7 @@ def metrics_of(agent: Agent, spec: EnvSpec, num_envs: int = 8, rollout_length: i
     def names(key: Key) -> dict[str, Any]:
         env = _standstill(spec)
         state, index = agent.init(key, spec), jnp.arange(num_envs)
-        start = begin(key, env, index, fresh_carry(agent, spec, index))
+        start = begin(key, env, index, fresh_carry(agent, spec, index), fresh_past(agent, index.shape[0]))
         _, trajectory, _ = rollout(key, agent, env, agent.actor(state), start, rollout_length, jnp.int32(0))
         replay: PyTree = ()
         if agent.replay is not None:

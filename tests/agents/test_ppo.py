@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podium.agent import Agent
+from podium.agent import Agent, fresh_past
 from podium.agents import ppo
 from podium.env import Env, auto_reset, restart, transition
 from podium.learn import learn
@@ -68,7 +68,8 @@ class Run:
             return rollout(key, agent, env, agent.actor(state), where, T, jnp.int32(0))[:2]
 
         def reset(key: jax.Array) -> Any:
-            return agent.init(key, env.spec), begin(key, env, jnp.arange(B), agent.carry(env.spec, B))
+            carry, past = agent.carry(env.spec, B), fresh_past(agent, B)
+            return agent.init(key, env.spec), begin(key, env, jnp.arange(B), carry, past)
 
         # Each runs once or twice: compiling is the cost.
         compiled = lambda f: jax.jit(f, compiler_options={"xla_backend_optimization_level": 0})
@@ -152,9 +153,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_return() -> None:
     r = run(**KINDS[1])
     sums, total = np.zeros((T, B)), np.zeros(B)
     for i in range(T):
-        total = GAMMA * total + np.asarray(r.first.reward[i])
-        sums[i] = total
-        total = np.where(r.first.last[i], 0, total)
+        sums[i] = total = GAMMA * total * (1 - r.first.terminated[i]) + r.first.reward[i]
     std = float(r.state.return_stats.std())
     np.testing.assert_allclose(std, sums.std(), rtol=1e-4)
     plan = r.plan
@@ -162,6 +161,18 @@ def test_rewards_are_divided_by_the_deviation_of_the_return() -> None:
     scaled = plan(jax.random.key(0), plain, r.second._replace(reward=r.second.reward / std))
     found = plan(jax.random.key(0), r.state, r.second)
     np.testing.assert_allclose(found.data.target, scaled.data.target, rtol=1e-4, atol=1e-5)
+    # With a bound, as if they had come between minus and plus that.
+    fields = {name: value for name, value in KINDS[1].items() if name != "box"}
+    bounded = jax.jit(make(**fields, normalized_reward_bound=0.5).plan)(jax.random.key(0), r.state, r.second)
+    assert (np.abs(r.second.reward / std) > 0.5).any()
+    clipped = r.second._replace(reward=jnp.clip(r.second.reward, -0.5 * std, 0.5 * std))
+    expected = plan(jax.random.key(0), r.state, clipped)
+    np.testing.assert_allclose(bounded.data.target, expected.data.target, rtol=1e-4, atol=1e-5)
+
+
+def test_a_bound_without_normalised_rewards_is_refused() -> None:
+    with pytest.raises(ValueError, match="normalized_reward_bound=10 bounds normalised rewards only"):
+        make(normalized_reward_bound=10)
 
 
 def sample(seed: int = 0, box: bool = False) -> tuple[ActorCritic, ppo.Batch]:
@@ -285,7 +296,7 @@ def test_rows_that_are_none_are_not_observed() -> None:
     r, trajectory = masked_trajectory()
     agent = run(**KINDS[1]).agent
     start = run(**KINDS[1]).start
-    state = jax.jit(agent.observe)(start, trajectory)
+    state = jax.jit(agent.observe)(start, trajectory._replace(past=jnp.zeros(B)))
     valid = np.asarray(trajectory.valid)
     assert float(state.env_steps) == float(state.obs_stats.count) == float(state.return_stats.count) == valid.sum()
     np.testing.assert_allclose(state.obs_stats.mean, np.asarray(trajectory.obs)[valid].mean(0), rtol=1e-5)

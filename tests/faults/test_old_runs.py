@@ -94,6 +94,15 @@ def test_only_leaves_that_are_known_to_have_changed_are_upgraded() -> None:
     assert upgraded.table.keys() == now and upgraded.table["agent/env_steps/low"] == {"dtype": "uint32", "shape": [2]}
     arrays = upgraded.convert({"agent/env_steps": np.float32([640, 2**33]), "agent/x": np.array(True)})
     assert arrays.keys() == now and arrays["agent/env_steps/high"].tolist() == [0, 2]
-    # Nor anything that an agent of one's own still keeps so, or that was saved since.
+    # What is new begins somewhere, where what lies beside it says how much of it there is.
+    first, past = "rollout/0/first", "rollout/0/past"
+    upgraded = upgrade(1, {first: {"dtype": "bool", "shape": [3]}}, {first, past})
+    arrays = upgraded.convert({first: np.array([True, False, True])})
+    assert upgraded.table[past] == {"dtype": "float32", "shape": [3]}
+    assert arrays[first].tolist() == [True, False, True] and arrays[past].tolist() == [0, 0, 0]
+    # What is gone is left out, unless it is wanted.
+    gone = {"agent/stopped": {"dtype": "bool", "shape": []}}
+    assert upgrade(1, gone, set()).table == {} and upgrade(1, gone, {"agent/stopped"}).table == gone
+    # But nothing that an agent of one's own still keeps so, or that was saved since.
     for schema, wanted in ((1, set(old)), (1, {"agent/env_steps/low"}), (2, now)):
         assert upgrade(schema, old, wanted).table == old

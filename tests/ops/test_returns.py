@@ -254,16 +254,15 @@ def test_vtrace_under_vmap_and_compiled_once() -> None:
 @pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
 def test_discounted_sums_are_the_slow_loop(gamma: float) -> None:
     s = columns(7)
-    start = np.arange(B, dtype=np.float32)
+    start, valid = np.arange(B, dtype=np.float32), np.random.default_rng(7).random((T, B)) < 0.8
     expected = np.zeros((T, B))
     for b in range(B):
         total = start[b]
         for t in range(T):
-            total = gamma * total + s["reward"][t, b]
+            if valid[t, b]:
+                total = s["reward"][t, b] + (0.0 if s["last"][t, b] else gamma * total)
             expected[t, b] = total
-            if s["last"][t, b]:
-                total = 0.0
-    found = jax.jit(discounted_sums)(s["reward"], s["last"], gamma, start)
+    found = jax.jit(discounted_sums)(s["reward"], s["last"], gamma, start, valid)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(
         discounted_sums(s["reward"], s["last"], gamma, 2.0),

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium import episodes, keys
-from podium.agent import Agent, fresh_carry
+from podium.agent import Agent, fresh_carry, fresh_past
 from podium.devices import at, jit
 from podium.env import Env, auto_reset
 from podium.host import HostEnvFactory
@@ -47,7 +47,8 @@ class FusedActing(Acting):
 
     def begin(self, key: Key, index: Array) -> RolloutState:
         """Reset the environments numbered `index` [B]; `key` is that of all environments of a run."""
-        return begin(key, self.env, index, fresh_carry(self.agent, self.spec, index))
+        past = fresh_past(self.agent, index.shape[0])
+        return begin(key, self.env, index, fresh_carry(self.agent, self.spec, index), past)
 
     def play(
         self,

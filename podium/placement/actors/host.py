@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium import keys
-from podium.agent import fresh_carry
+from podium.agent import fresh_carry, fresh_past
 from podium.devices import at, jit
 from podium.host import HostEnv, HostEnvFactory
+from podium.ops.returns import discounted_sum
 from podium.placement.compiled.iteration import scaled, zeros
 from podium.placement.contract import STATS, Acting, Experience, Following, MakeActor, Rollout, nbytes, nothing_yet
 from podium.placement.threads.supervision import Heartbeat, run_together
@@ -90,7 +91,8 @@ class HostActing(Acting):
             rows = jax.tree.map(lambda x: jnp.stack([x] * (2 if in_next else 1)), obs)
             result = StepResult(jnp.zeros((1, 1)), yes[None], yes[None], None if in_next else rows, None)
             result = result._replace(valid=yes[None] if in_next else None)
-            return Rows(rows, yes[None], action, extras, result).rollout(carry, carry, jnp.zeros((), jnp.int32))
+            played = Rows(rows, yes[None], action, extras, result).rollout(carry, carry, jnp.zeros((), jnp.int32))
+            return played._replace(past=fresh_past(self.agent, 1))
 
         return scaled(jax.eval_shape(play, jax.random.key(0)), length, num_envs)
 
@@ -203,15 +205,22 @@ def result_of(timestep: TimeStep, resets_in_next_step: bool) -> StepResult:
 class EnvBatch:
     """One batch of environments between steps: where it stands, and its episodes so far.
 
+    Args:
+      env: the batch.
+      acting: of its actor.
+
     Attributes:
       env: the batch.
       obs: to act on next.
       first: [E], whether `obs` begins an episode.
       result: of the last step.
+      past: [E] float32, discounted sums of rewards (`Trajectory.past`); None for an agent without `reward_discount`.
     """
 
-    def __init__(self, env: HostEnv, resets_in_next_step: bool):
-        self.env, self._next_step = env, resets_in_next_step
+    def __init__(self, env: HostEnv, acting: HostActing):
+        self.env, self._next_step = env, acting.env.resets_in_next_step
+        self._gamma = acting.agent.reward_discount
+        self.past = None if self._gamma is None else np.zeros(env.num_envs, np.float32)
         timestep = env.reset()
         self.obs = timestep.obs
         self.first = np.ones(env.num_envs, bool)
@@ -237,6 +246,10 @@ class EnvBatch:
             self._length += valid
             end = end & valid
         stats["valid_steps"] += steps
+        if self._gamma is not None:
+            past = discounted_sum(self.past, timestep.reward, timestep.terminated, self._gamma)
+            past = past if timestep.valid is None else np.where(timestep.valid, past, self.past)
+            self.past = np.asarray(past, np.float32)
         if not end.any():  # Most of the time; what follows takes as long as all before it.
             return
         stats["episodes"] += float(end.sum())
@@ -252,12 +265,17 @@ class RolloutBuffer:
       rows: of all groups; a step of one group uses them up and returns others, so it holds `lock`.
       carry: the agent's memory where each group began the rollout.
       end_carry: the agent's memory where each group ended the rollout.
+      past: discounted sums of rewards where each group began the rollout, or None.
     """
 
     def __init__(self, compiled: CompiledHostActing):
         self.rows, self.lock = compiled.blank(), threading.Lock()
         self.carry: list[PyTree] = [None] * compiled.acting.groups
-        self.end_carry = list(self.carry)
+        self.end_carry, self.past = list(self.carry), list(self.carry)
+
+    def whole_past(self) -> np.ndarray | None:
+        """Return `past` of all groups, [E]."""
+        return None if self.past[0] is None else np.concatenate(self.past)
 
 
 class ActingGroup(EnvBatch):
@@ -274,7 +292,7 @@ class ActingGroup(EnvBatch):
     """
 
     def __init__(self, env: HostEnv, number: int, first_index: int, compiled: CompiledHostActing):
-        super().__init__(env, compiled.acting.env.resets_in_next_step)
+        super().__init__(env, compiled.acting)
         self.buffer: RolloutBuffer | None = None
         self._number, self._first_index, self._compiled = number, first_index, compiled
         self._carry = compiled.carry(np.int32(first_index))
@@ -283,7 +301,7 @@ class ActingGroup(EnvBatch):
         """Begin a rollout."""
         self.buffer, self._time = buffer, 0
         self._step_keys = self._compiled.step_keys(run_key, np.int32(iteration), np.int32(self._first_index))
-        buffer.carry[self._number] = self._carry
+        buffer.carry[self._number], buffer.past[self._number] = self._carry, self.past
 
     def act(self, params: PyTree, stats: dict[str, float]) -> None:
         """Act, and let the environments step."""
@@ -363,6 +381,7 @@ class HostActor:
 
         all_stats = run_together([functools.partial(play, group) for group in self._groups], heartbeat)
         rollout = self._compiled.finish(buffer.rows, buffer.carry, buffer.end_carry, np.int32(version))
+        rollout = rollout._replace(past=buffer.whole_past())
         stats = {name: sum(each[name] for each in all_stats) for name in STATS}
         # Those of a thread: all groups take theirs at the same time.
         seconds = {name: stats[name] / len(all_stats) for name in ("env_seconds", "inference_seconds")}

@@ -208,7 +208,7 @@ class EnvActor:
         self._carry = jax.tree.map(np.asarray, acting.carry(first_index))
         self._env = acting.env.make(acting.num_envs, seed, first_index)
         try:
-            self._batch = EnvBatch(self._env, acting.env.resets_in_next_step)
+            self._batch = EnvBatch(self._env, acting)
         except BaseException:
             self.close()
             raise
@@ -218,6 +218,7 @@ class EnvActor:
     ) -> Experience:
         """Play one rollout, in NumPy; see `Actor.play`. The server's parameters act, at each step the newest."""
         batch, stats, carry = self._batch, dict.fromkeys(STATS, 0.0), self._carry
+        past = batch.past
         latency_max, oldest = 0.0, np.iinfo(np.int32).max
         rows = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), self._compiled.rows)
         obs, acted, result = (jax.tree.leaves(x) for x in (rows.obs, (rows.action, rows.extras), rows.result))
@@ -240,7 +241,7 @@ class EnvActor:
             heartbeat()
         if rows.result.next_obs is None:
             _write(obs, -1, batch.obs)
-        rollout = rows.rollout(carry, self._carry, np.int32(oldest))
+        rollout = rows.rollout(carry, self._carry, np.int32(oldest))._replace(past=past)
         return Experience(rollout, oldest, stats, {"inference_latency_max": latency_max})
 
     def close(self) -> None:

@@ -141,7 +141,7 @@ def map_envs(function: Callable[..., Any], *rollouts: R) -> R:
     """Map `function(axis of the environments, *leaves)` over rollouts; the version stays the first one's."""
     fields = {}
     for name in rollouts[0]._fields:
-        axis = 0 if name in ("carry", "end_carry", "gap") else 1
+        axis = 0 if name in ("carry", "end_carry", "gap", "past") else 1
         values = [getattr(rollout, name) for rollout in rollouts]
         fields[name] = values[0] if name == "policy_version" else jax.tree.map(partial(function, axis), *values)
     return type(rollouts[0])(**fields)
@@ -152,7 +152,8 @@ def specs_of(axis: str) -> Trajectory:
     rows: Any = P(None, axis)
     by_env: Any = P(axis)
     once: Any = P()
-    return Trajectory(*(rows,) * 8, carry=by_env, end_carry=by_env, policy_version=once, valid=rows, gap=by_env)
+    each = {"carry": by_env, "end_carry": by_env, "gap": by_env, "past": by_env}
+    return Trajectory(*(rows,) * 8, **each, policy_version=once, valid=rows)
 
 
 def scaled(rollout: Rollout, length: int, num_envs: int) -> Rollout:
