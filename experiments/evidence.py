@@ -276,18 +276,17 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
 
 def _run(command: Sequence[str]) -> dict[str, Any]:
     """Run `podium` with these arguments in a process of its own, and return the summary that it prints."""
-    process = subprocess.Popen([sys.executable, "-m", "podium", *command], stdout=subprocess.PIPE, text=True)
-    # Whoever stops this stops that, which saves and can be resumed.
-    before = signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
-    try:
-        assert process.stdout is not None
-        last = ""
-        for line in _lines(process.stdout):
-            last = line
-            print(line, file=sys.stderr)
-        code = process.wait()
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with subprocess.Popen([sys.executable, "-m", "podium", *command], stdout=subprocess.PIPE, text=True) as process:
+        # Whoever stops this stops that, which saves and can be resumed.
+        before = signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
+        try:
+            last = ""
+            for line in _lines(process.stdout):
+                last = line
+                print(line, file=sys.stderr)
+            code = process.wait()
+        finally:
+            signal.signal(signal.SIGTERM, before)
     if code:
         raise SystemExit(code if code > 0 else 128 - code)
     return dict(json.loads(last))
