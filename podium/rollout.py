@@ -108,8 +108,8 @@ def rollout(
             env_state=env_state, obs=timestep.obs, first=timestep.last, carry=output.carry, episodes=counted
         )
         if agent.reward_discount is not None and state.past is not None:
-            past = discounted_sum(state.past, timestep.reward, timestep.terminated, agent.reward_discount)
-            past = past if timestep.valid is None else jnp.where(timestep.valid, past, state.past)
+            rewards = timestep.reward, timestep.terminated
+            past = discounted_sum(state.past, *rewards, agent.reward_discount, timestep.valid)
             following = following._replace(past=past)
         return following, (row, timestep.valid, ended)
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from podium.types import Array, PyTree
 
@@ -106,8 +107,8 @@ def _sum_backward(term: Array, decay: Array) -> Array:
     return jax.lax.scan(step, jnp.zeros_like(term[0]), (term, decay), reverse=True)[1]
 
 
-def discounted_sum(total: Any, reward: Any, terminated: Any, gamma: float) -> Any:
-    """Add a step's reward to a discounted sum, as Gymnasium's NormalizeReward does; of JAX or NumPy.
+def discounted_sum(total: Any, reward: Any, terminated: Any, gamma: float, valid: Any = None) -> Any:
+    """Add a step's reward to a discounted sum, as Gymnasium's NormalizeReward does; of JAX, or of NumPy in NumPy.
 
         G_t = gamma * (1 - terminated_t) * G_{t-1} + r_t
 
@@ -118,8 +119,12 @@ def discounted_sum(total: Any, reward: Any, terminated: Any, gamma: float) -> An
       reward: [B].
       terminated: [B] bool.
       gamma: in [0, 1].
+      valid: [B], False where the sum stays, or None for nowhere.
     """
-    return gamma * total * (1.0 - terminated) + reward
+    following = gamma * total * (1.0 - terminated) + reward
+    if valid is None:
+        return following
+    return (np if isinstance(total, np.ndarray) else jnp).where(valid, following, total)
 
 
 def discounted_sums(reward: Array, terminated: Array, gamma: float, start: Array, valid: Array | None = None) -> Array:
@@ -138,8 +143,7 @@ def discounted_sums(reward: Array, terminated: Array, gamma: float, start: Array
 
     def step(total: Array, inputs: tuple[Array, Array, Array | None]) -> tuple[Array, Array]:
         reward, terminated, valid = inputs
-        following = discounted_sum(total, reward, terminated, gamma)
-        following = following if valid is None else jnp.where(valid, following, total)
+        following = discounted_sum(total, reward, terminated, gamma, valid)
         return following, following
 
     start = jnp.broadcast_to(start, reward.shape[1:]).astype(reward.dtype)

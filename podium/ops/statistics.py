@@ -12,7 +12,6 @@ from podium.types import Array, PyTree
 FLOOR = 1e-4
 """Deviation below which a feature counts as one that does not change."""
 
-
 MEMORY = 2**20
 """Batches behind which the past weighs no more: in float32 nothing could be added to a longer one."""
 
@@ -26,6 +25,10 @@ class RunningStats(NamedTuple):
     count: Array  # type: ignore[assignment]  # a tuple has a method of that name, which nobody calls
     mean: PyTree
     m2: PyTree
+
+    def scale(self) -> PyTree:
+        """Return sqrt(std^2 + FLOOR^2), what to divide by; the floor is Gymnasium's."""
+        return jax.tree.map(lambda std: jnp.sqrt(jnp.square(std) + FLOOR**2), self.std())
 
     def std(self) -> PyTree:
         """Return the standard deviation, 1 before anything was seen."""
@@ -76,12 +79,12 @@ def update_stats(stats: RunningStats, batch: PyTree, valid: Array | None = None)
 
 
 def normalize(stats: RunningStats, x: PyTree, limit: float = 10.0) -> PyTree:
-    """Return (x - mean) / sqrt(std^2 + FLOOR^2), clipped to +-limit, leaf by leaf.
+    """Return (x - mean) / `RunningStats.scale`, clipped to +-limit, leaf by leaf.
 
-    The floor is Gymnasium's: a feature that never changes, whose deviation is rounding noise, gives 0.
+    A feature that never changes, whose deviation is rounding noise, gives 0.
     """
-    scaled = lambda x, mean, std: (x - mean) / jnp.sqrt(jnp.square(std) + FLOOR**2)
-    return jax.tree.map(lambda x, mean, std: jnp.clip(scaled(x, mean, std), -limit, limit), x, stats.mean, stats.std())
+    normal = lambda x, mean, scale: jnp.clip((x - mean) / scale, -limit, limit)
+    return jax.tree.map(normal, x, stats.mean, stats.scale())
 
 
 def masked_mean(x: Array, valid: Array | None = None, num_valid: Array | None = None) -> Array:

@@ -22,7 +22,7 @@ from podium.env import Env
 from podium.host import HostEnvFactory
 from podium.learn import PYTHON, learn
 from podium.placement.actors.actor import make_acting
-from podium.placement.compiled.iteration import chunk_finite, resolve_lanes, rollout_finite, start
+from podium.placement.compiled.iteration import chunk_finite, resolve_lanes, rollout_finite, start, with_gap
 from podium.placement.contract import (
     ACTING,
     EPISODES_RESTART,
@@ -106,10 +106,8 @@ class SingleLoop:
         play = partial(self._actor.play, agent.actor(state.agent), number, number)
         experience = supervise("podium-single", play, self._timeout)
         assert experience.rollout is not None
-        trajectory = experience.rollout.trajectory()
-        if self._acting.on_host:
-            trajectory = trajectory._replace(gap=jnp.full(self.sizes.num_envs, self._anew))
-        self._anew = False
+        rollout = with_gap(experience.rollout, self._anew) if self._acting.on_host else experience.rollout
+        trajectory, self._anew = rollout.trajectory(), False
         learned = learn(learn_key, agent, state.agent, state.replay, trajectory, self.sizes.num_lanes, PYTHON)
         state = RunState(state.key, state.update + 1, learned.state, learned.replay, self._actor.standing)
         metrics = learned.metrics | {name: jnp.float32(x) for name, x in experience.stats.items()}

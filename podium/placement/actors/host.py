@@ -247,8 +247,8 @@ class EnvBatch:
             end = end & valid
         stats["valid_steps"] += steps
         if self._gamma is not None:
-            past = discounted_sum(self.past, timestep.reward, timestep.terminated, self._gamma)
-            past = past if timestep.valid is None else np.where(timestep.valid, past, self.past)
+            rewards = timestep.reward, timestep.terminated
+            past = discounted_sum(self.past, *rewards, self._gamma, timestep.valid)
             self.past = np.asarray(past, np.float32)
         if not end.any():  # Most of the time; what follows takes as long as all before it.
             return
