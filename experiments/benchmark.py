@@ -14,7 +14,6 @@ python experiments/benchmark.py matmul
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import json
 import math
@@ -33,6 +32,7 @@ import central_rate
 import evolution_rate
 import jax
 import jax.numpy as jnp
+import machine
 import sebulba_rate
 import tyro
 
@@ -588,14 +588,10 @@ def _versions() -> dict[str, str]:
 
 
 def _hardware() -> dict[str, Any]:
-    cpu = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
     device = jax.devices()[0]
     return {
-        "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu": machine.cpu(),
+        "cores": machine.cores(),
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "platform": device.platform,
         "device_kind": device.device_kind,

@@ -15,8 +15,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-import os
-import platform
 import re
 import shlex
 import signal
@@ -26,12 +24,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import machine
 import numpy as np
 
 from podium import presets
 from podium.commands.console import guard, read_flags
 from podium.files import to_jsonable, write_atomic, write_json
-from podium.sinks import interval, read_metrics
+from podium.sinks import interval, read_metrics, save_figure
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BEGIN, END = "<!-- rows: made by experiments/evidence.py -->", "<!-- end of the rows -->"
@@ -174,20 +173,19 @@ def _main(flags: Flags) -> int:
     keeps = flags.seeds is None and flags.num_steps is None
     if keeps:
         flags.results.mkdir(parents=True, exist_ok=True)
-    if not flags.draw:
-        chosen = [rows[name] for name in flags.only] or [row for row in ROWS if not _is_done(row, flags.results)]
-        for row in chosen:
-            result = train(row, flags.runs, flags.seeds or 5, flags.num_steps)
-            if keeps:
-                write_json(flags.results / f"{row.file}.json", result)
-                draw(result, flags.results / f"{row.file}.png")
-                _write_table(flags.results)
-            print(json.dumps({name: value for name, value in result.items() if name != "curve"}), flush=True)
+    if flags.draw:
+        for row in ROWS:
+            if (known := _read(row, flags.results)) is not None:
+                draw(known, flags.results / f"{row.file}.png")
+        _write_table(flags.results)
         return 0
-    for row in ROWS:
-        if (known := _read(row, flags.results)) is not None:
-            draw(known, flags.results / f"{row.file}.png")
-    _write_table(flags.results)
+    for row in [rows[name] for name in flags.only] or [row for row in ROWS if not _is_done(row, flags.results)]:
+        result = train(row, flags.runs, flags.seeds or 5, flags.num_steps)
+        if keeps:
+            write_json(flags.results / f"{row.file}.json", result)
+            draw(result, flags.results / f"{row.file}.png")
+            _write_table(flags.results)
+        print(json.dumps({name: value for name, value in result.items() if name != "curve"}), flush=True)
     return 0
 
 
@@ -232,8 +230,6 @@ def train(row: Row, runs: Path, seeds: int, num_steps: int | None = None) -> dic
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
     """Draw every seed's evaluations, their mean in its 95% interval, and the published figure."""
-    import io
-
     from matplotlib.figure import Figure
 
     steps = np.array([point[0] for point in result["curve"]])
@@ -251,9 +247,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     axes.set(xlabel="environment steps", ylabel="return of greedy play", title=result["name"])
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=90, metadata={"Software": None})
-    write_atomic(path, buffer.getvalue())
+    save_figure(figure, path, dpi=90, metadata={"Software": None})
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
@@ -322,10 +316,7 @@ def _curve(rows: Sequence[Mapping[str, Any]]) -> dict[int, Any]:
 def _machine(summary: Mapping[str, Any]) -> str:
     from importlib.metadata import version
 
-    model = platform.processor() or platform.machine()
-    if (info := Path("/proc/cpuinfo")).exists():
-        model = next(iter(re.findall(r"model name\s*: (.*)", info.read_text())), model)
-    where = f"{os.cpu_count()} cores, {model}"
+    where = f"{machine.cores()} cores, {machine.cpu()}"
     if summary["platform"] != "cpu":
         where = f"{summary['num_devices']} {summary['platform']}, {where}"
     return f"{where}; jax {version('jax')}"

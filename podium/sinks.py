@@ -284,8 +284,6 @@ def plot_curve(rows: Iterable[Row], path: Path, title: str = "") -> None:
       path: of the picture; replaced atomically.
       title: above it.
     """
-    import io
-
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -303,8 +301,15 @@ def plot_curve(rows: Iterable[Row], path: Path, title: str = "") -> None:
     axes.grid(alpha=0.3)
     if axes.get_lines():
         axes.legend()
+    save_figure(figure, path, dpi=120)
+
+
+def save_figure(figure: Any, path: Path, **options: Any) -> None:
+    """Write a figure of matplotlib as a PNG file, atomically; `options` are those of its `savefig`."""
+    import io
+
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
+    figure.savefig(buffer, format="png", **options)
     write_atomic(Path(path), buffer.getvalue())
 
 

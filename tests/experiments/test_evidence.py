@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from podium.files import write_json
 
 
 @pytest.fixture
-def evidence(experiments: Path) -> Any:
-    sys.path.insert(0, str(experiments))
+def evidence() -> Any:
     import evidence
 
     return evidence
