@@ -13,9 +13,10 @@ import dataclasses
 import jax.numpy as jnp
 
 from podium import replay
-from podium.agent import ActOutput, Agent, check_fields
+from podium.agent import ActOutput, Agent
 from podium.agents import dqn
 from podium.networks import Network
+from podium.ranges import check_fields
 from podium.replay import Estimate
 from podium.types import Array, EnvSpec, Key, PyTree
 

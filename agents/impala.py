@@ -22,11 +22,12 @@ import jax.numpy as jnp
 import optax
 
 from podium import networks
-from podium.agent import ActOutput, Agent, Aux, Plan, check_fields
+from podium.agent import ActOutput, Agent, Aux, Plan
 from podium.networks import ActorCritic, ActorCriticConfig, Network
 from podium.ops import losses, optimizers, returns
 from podium.ops.counts import Count
 from podium.ops.statistics import count_rows, count_valid
+from podium.ranges import check_fields
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
 
 

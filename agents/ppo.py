@@ -23,11 +23,12 @@ import jax.numpy as jnp
 import optax
 
 from podium import networks
-from podium.agent import ActOutput, Agent, Aux, Plan, check_fields
+from podium.agent import ActOutput, Agent, Aux, Plan
 from podium.networks import ActorCritic, ActorCriticConfig, Network
 from podium.ops import optimizers, returns, statistics
 from podium.ops.counts import Count
 from podium.ops.statistics import RunningStats, count_rows, masked_mean, masked_means
+from podium.ranges import check_fields
 from podium.types import Array, DiscreteSpec, EnvSpec, Key, Metrics, PyTree, Trajectory
 
 

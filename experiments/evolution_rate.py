@@ -17,7 +17,7 @@ import podium
 from podium import Env, Program
 from podium.agents import ppo
 from podium.evaluate import longest_episode, make_evaluator
-from podium.placement.evolution import Strategy
+from podium.evolve import Strategy
 from podium.types import Key
 
 
@@ -84,13 +84,13 @@ def _evosax(program: Program, ours: Strategy, flags: EvolutionFlags) -> Turn | N
         from evosax.algorithms import Open_ES
     except ImportError:
         return None
-    start, settings = program.init(0), ours.settings
+    start = program.init(0)
     mean = ours.parameters(start.agent)
     strategy = Open_ES(
         population_size=flags.population,
         solution=mean,
-        optimizer=optax.adam(settings.learning_rate),
-        std_schedule=optax.constant_schedule(settings.sigma),
+        optimizer=optax.adam(ours.learning_rate),
+        std_schedule=optax.constant_schedule(ours.sigma),
     )
     assert isinstance(program.env, Env)
     play = make_evaluator(program.agent, program.env, 1, program.sizes.rollout_length)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -168,51 +167,3 @@ def policy_leaves(agent: Agent, state: PyTree) -> list[bool]:
     jax.eval_shape(mark, state)
     leaves = zip(jax.tree.leaves(state), marks, strict=True)
     return [mark and jnp.issubdtype(x.dtype, jnp.floating) for x, mark in leaves]
-
-
-def nearest_multiples(number: int, unit: int) -> str:
-    """Name the positive multiples of `unit` on both sides of `number`, for a sentence that refuses it.
-
-    >>> nearest_multiples(7, 4), nearest_multiples(3, 4)
-    ('4 or 8', '4')
-    """
-    low, high = number // unit * unit, -(-number // unit) * unit
-    return f"{low} or {high}" if low else str(high)
-
-
-def check_fields(
-    config: Any,
-    positive: Sequence[str] = (),
-    not_negative: Sequence[str] = (),
-    fractions: Sequence[str] = (),
-    counts: Sequence[str] = (),
-    naturals: Sequence[str] = (),
-) -> None:
-    """Refuse a config with a field out of range; None passes where it is the field's default.
-
-    Args:
-      config: a dataclass.
-      positive: names of fields that must be finite and above 0.
-      not_negative: finite and 0 or more.
-      fractions: 0 to 1.
-      counts: integers of 1 or more.
-      naturals: integers of 0 or more.
-
-    Raises:
-      ValueError: naming the first such field, its value and the rule.
-    """
-    is_integer = lambda x: isinstance(x, int) and not isinstance(x, bool)
-    rules: list[tuple[Sequence[str], Callable[[Any], bool], str]] = [
-        (counts, lambda x: is_integer(x) and x >= 1, "an integer of 1 or more"),
-        (naturals, lambda x: is_integer(x) and x >= 0, "an integer of 0 or more"),
-        (positive, lambda x: 0 < x < math.inf, "finite and greater than 0"),
-        (not_negative, lambda x: 0 <= x < math.inf, "finite and 0 or more"),
-        (fractions, lambda x: 0 <= x <= 1, "between 0 and 1"),
-    ]
-    for names, holds, rule in rules:
-        for name in names:
-            value, usual = getattr(config, name), getattr(type(config), name)
-            if value is usual is None or holds(value):
-                continue
-            remedy = "leave it out to have it chosen" if usual is None else f"{usual} is usual"
-            raise ValueError(f"{name}={value!r} must be {rule}; {remedy}.")

@@ -14,6 +14,7 @@ import numpy as np
 from podium.agent import Agent, fresh_carry
 from podium.env import Env
 from podium.host import HostEnv, HostEnvFactory
+from podium.ranges import check_positive
 from podium.types import Array, EnvSpec, Key, PyTree
 
 DEFAULT_MAX_STEPS = 10_000
@@ -95,7 +96,7 @@ def make_evaluator(
       ValueError: for numbers that are not positive.
     """
     usual = max_steps or longest_episode(env.spec)
-    _check_positive(num_episodes=num_episodes, max_steps=usual)
+    check_positive(num_episodes=num_episodes, max_steps=usual)
 
     def evaluate(
         key: Key, params: PyTree, max_steps: Array | int = usual, greedy: Array | bool = greedy
@@ -189,7 +190,7 @@ def make_host_evaluator(
     """
     task = envs.evaluation or envs
     usual = max_steps or longest_episode(task.spec)
-    _check_positive(num_episodes=num_episodes, max_steps=usual)
+    check_positive(num_episodes=num_episodes, max_steps=usual)
 
     @functools.partial(jax.jit, static_argnames="greedy")
     def act(play_key: Key, t: Array, params: PyTree, carry: PyTree, obs: PyTree, greedy: bool) -> tuple[Array, PyTree]:
@@ -261,9 +262,3 @@ def evaluate(
     metrics = function(jax.random.key(seed), policy.params)
     assert metrics is not None
     return {name: float(np.asarray(value)) for name, value in metrics.items()}
-
-
-def _check_positive(**values: int) -> None:
-    for name, value in values.items():
-        if value < 1:
-            raise ValueError(f"{name}={value} must be a positive integer.")

@@ -20,8 +20,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from podium.agent import Agent, Plan, Replay, nearest_multiples
+from podium.agent import Agent, Plan, Replay
 from podium.ops.shuffle import permute
+from podium.ranges import nearest_multiples
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
 DEFAULT_LANES = 8

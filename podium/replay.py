@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podium.agent import Replay, nearest_multiples
+from podium.agent import Replay
 from podium.ops import sum_tree
+from podium.ranges import nearest_multiples
 from podium.types import Array, Key, PyTree, Trajectory
 
 # Rows are counted and indexed in int32.

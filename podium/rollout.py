@@ -1,12 +1,18 @@
-"""Collect trajectories: scan `act` and `step` over time, for environments that are pure functions."""
+"""Collect trajectories: scan `act` and `step` over time, for environments that are pure functions.
+
+And rollouts as they travel between who plays and who learns: how they lie along a mesh, are cut and joined.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
 
 from podium import episodes, keys
 from podium.agent import Agent
@@ -118,3 +124,91 @@ def rollout(
     end, (row, valid, ended) = fold(step, state, (act_keys, env_keys))
     trajectory = Trajectory(*(*row, state.carry, end.carry, version, valid))._replace(past=state.past)
     return end._replace(time=state.time + num_steps), trajectory, ended
+
+
+class Rollout(NamedTuple):
+    """T steps of E environments as they travel: the fields of a `Trajectory`, but for `obs` and `next_obs`.
+
+    Where environments reset in the NEXT step, what follows a step is the true next observation, also at an end: then
+    `obs` is [T + 1, E, ...] and `next_obs` None, so that no observation travels twice.
+    """
+
+    obs: PyTree
+    action: Any
+    reward: Any
+    terminated: Any
+    truncated: Any
+    next_obs: PyTree | None
+    first: Any
+    extras: PyTree
+    carry: PyTree
+    end_carry: PyTree
+    policy_version: Any
+    valid: Any | None
+    gap: Any | None = None
+    past: Any | None = None
+
+    def trajectory(self) -> Trajectory:
+        """Return the rollout with its `next_obs`."""
+        if self.next_obs is not None:
+            return Trajectory(*self)
+        before, after = jax.tree.map(lambda x: x[:-1], self.obs), jax.tree.map(lambda x: x[1:], self.obs)
+        return Trajectory(*self._replace(obs=before, next_obs=after))
+
+
+R = TypeVar("R", Rollout, Trajectory)
+
+
+def map_envs(function: Callable[..., Any], *rollouts: R) -> R:
+    """Map `function(axis of the environments, *leaves)` over rollouts; the version stays the first one's."""
+    fields = {}
+    for name in rollouts[0]._fields:
+        axis = 0 if name in ("carry", "end_carry", "gap", "past") else 1
+        values = [getattr(rollout, name) for rollout in rollouts]
+        fields[name] = values[0] if name == "policy_version" else jax.tree.map(partial(function, axis), *values)
+    return type(rollouts[0])(**fields)
+
+
+def specs_of(axis: str) -> Trajectory:
+    """Return how a trajectory lies along the mesh axis that holds the environments; a prefix of its tree."""
+    rows: Any = P(None, axis)
+    by_env: Any = P(axis)
+    once: Any = P()
+    each = {"carry": by_env, "end_carry": by_env, "gap": by_env, "past": by_env}
+    return Trajectory(*(rows,) * 8, **each, policy_version=once, valid=rows)
+
+
+def scaled(rollout: Rollout, length: int, num_envs: int) -> Rollout:
+    """Return the shapes of a rollout of so many steps and environments, given those of one step of one environment."""
+
+    def scale(axis: int, x: Any) -> jax.ShapeDtypeStruct:
+        # One row more than steps stays one row more.
+        lead = (num_envs,) if axis == 0 else (length + x.shape[0] - 1, num_envs)
+        return jax.ShapeDtypeStruct((*lead, *x.shape[axis + 1 :]), x.dtype)
+
+    return map_envs(scale, rollout)
+
+
+def with_gap(rollout: Rollout, gap: bool | None = None) -> Rollout:
+    """Return a rollout that says whether a gap lies before it; shapes that say so for None."""
+    (size,) = rollout.reward.shape[1:]
+    said = jax.ShapeDtypeStruct((size,), bool) if gap is None else np.full(size, gap)
+    return rollout._replace(gap=said)
+
+
+def zeros(shapes: PyTree) -> Any:
+    """Return zeros of these shapes."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def cut(rollout: Rollout, low: int, high: int) -> Rollout:
+    """Return the environments from `low` up to `high`."""
+    return map_envs(lambda axis, x: jax.lax.slice_in_dim(x, low, high, axis=axis), rollout)
+
+
+@jax.jit
+def join(rollouts: list[Rollout]) -> Rollout:
+    """Return the environments of all rollouts, in their order, with the oldest version."""
+    versions = jnp.stack([rollout.policy_version for rollout in rollouts])
+    return map_envs(lambda axis, *x: jnp.concatenate(x, axis), *rollouts)._replace(policy_version=versions.min())

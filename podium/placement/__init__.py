@@ -16,6 +16,7 @@ from podium.placement.distributed_actors import DistributedActors
 from podium.placement.evolution import Evolution
 from podium.placement.local_sgd import LocalSGD
 from podium.placement.parameter_server import ParameterServer
+from podium.placement.remote import ray  # noqa: F401  # Adds its engine; Ray itself is imported when first used.
 from podium.placement.sebulba import Sebulba
 from podium.placement.single import Single
 

@@ -23,7 +23,7 @@ from podium.host import HostEnvFactory
 from podium.learn import learn
 from podium.placement.actors.actor import make_acting
 from podium.placement.compiled.chunk import CompiledLoop
-from podium.placement.compiled.iteration import gradient_bytes, resolve_lanes, rollout_finite, specs_of, start
+from podium.placement.compiled.iteration import gradient_bytes, resolve_lanes, rollout_finite, start
 from podium.placement.contract import (
     NEVER,
     Acting,
@@ -37,7 +37,7 @@ from podium.placement.contract import (
     roles_on,
     shares,
 )
-from podium.rollout import RolloutState, rollout
+from podium.rollout import RolloutState, rollout, specs_of
 from podium.types import Array, Key, Metrics, PyTree
 
 

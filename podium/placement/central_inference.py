@@ -33,12 +33,11 @@ from podium.placement.contract import (
     Report,
     Role,
     Sizes,
-    check_divides,
-    check_fields,
     roles_on,
     shares,
 )
 from podium.placement.remote.envs import Engine, place_envs
+from podium.ranges import check_divides, check_fields
 from podium.types import Metrics
 
 

@@ -16,13 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium import distributed
-from podium.agent import Agent, check_fields, nearest_multiples  # noqa: F401
+from podium.agent import Agent
 from podium.env import Env
 from podium.host import HostEnvFactory
 from podium.placement.report import NEVER, Move, Report, Role, device_name, nbytes, numbers, roles_on, shares  # noqa: F401
-from podium.rollout import RolloutState
+from podium.ranges import check_positive
+from podium.rollout import Rollout, RolloutState
 from podium.tally import OF_EPISODES, Addition
-from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
+from podium.types import Array, EnvSpec, Key, Metrics, PyTree
 
 ACTING: Mapping[str, Addition] = {**OF_EPISODES, "valid_steps": "sum", "env_seconds": "sum", "inference_seconds": "sum"}
 """What is counted where actors play apart from the learner."""
@@ -75,36 +76,6 @@ class Asked(NamedTuple):
     seeds: int
     num_lanes: int | None
     max_updates: int
-
-
-class Rollout(NamedTuple):
-    """T steps of E environments as they travel: the fields of a `Trajectory`, but for `obs` and `next_obs`.
-
-    Where environments reset in the NEXT step, what follows a step is the true next observation, also at an end: then
-    `obs` is [T + 1, E, ...] and `next_obs` None, so that no observation travels twice.
-    """
-
-    obs: PyTree
-    action: Any
-    reward: Any
-    terminated: Any
-    truncated: Any
-    next_obs: PyTree | None
-    first: Any
-    extras: PyTree
-    carry: PyTree
-    end_carry: PyTree
-    policy_version: Any
-    valid: Any | None
-    gap: Any | None = None
-    past: Any | None = None
-
-    def trajectory(self) -> Trajectory:
-        """Return the rollout with its `next_obs`."""
-        if self.next_obs is not None:
-            return Trajectory(*self)
-        before, after = jax.tree.map(lambda x: x[:-1], self.obs), jax.tree.map(lambda x: x[1:], self.obs)
-        return Trajectory(*self._replace(obs=before, next_obs=after))
 
 
 class Experience(NamedTuple):
@@ -346,6 +317,11 @@ def episode_seed(seed: int | None, run_key: Key, update: int) -> int:
     return int(jax.random.randint(jax.random.fold_in(run_key, update), (), 0, 2**31 - 1))
 
 
+def seed_after(seed: int, failures: int) -> int:
+    """Return the seed of what is made anew: after a failure episodes are others than those before it."""
+    return (seed + failures * 0x9E3779B1) % 2**31
+
+
 def update_count(state: Any) -> int:
     """Return the number of iterations behind `state`."""
     return int(np.asarray(state.update).reshape(-1)[0])
@@ -434,17 +410,3 @@ class Placement:
             )
         if not on_host and not self.takes_pure_envs:
             raise ValueError(f"{env.spec.name} is pure, and {name} takes environments on the CPU only; use Anakin.")
-
-
-def check_positive(**values: Any) -> None:
-    """Raise ValueError for a value that is not a positive integer."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={value!r} must be a positive integer.")
-
-
-def check_divides(num_envs: int, number: int, what: str, unit: int | None = None) -> None:
-    """Raise ValueError where `number` of `what` do not share the environments evenly; `unit` would be fine for all."""
-    if num_envs % number:
-        use = nearest_multiples(num_envs, unit or number)
-        raise ValueError(f"num_envs={num_envs} is not divisible by {what}; use {use}.")

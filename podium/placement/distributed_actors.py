@@ -22,14 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium import keys
-from podium.agent import Agent, check_fields
+from podium.agent import Agent
 from podium.devices import Devices, resolve_apart, resolve_devices, share_devices
 from podium.env import Env
 from podium.host import HostEnvFactory
 from podium.placement.actors.actor import compile_actors, make_acting
 from podium.placement.actors.loop import ActorLearnerLoop
 from podium.placement.actors.pool import ADDITIONS, ActorPool, account
-from podium.placement.compiled.iteration import all_finite, join, plan_shapes, resolve_lanes
+from podium.placement.compiled.iteration import all_finite, plan_shapes, resolve_lanes
 from podium.placement.compiled.learner import learner_of, learning_bytes
 from podium.placement.compiled.minibatches import MinibatchSteps, observer_of
 from podium.placement.contract import (
@@ -44,9 +44,7 @@ from podium.placement.contract import (
     Program,
     Report,
     Role,
-    Rollout,
     Sizes,
-    check_divides,
     device_name,
     nbytes,
     roles_on,
@@ -57,6 +55,8 @@ from podium.placement.remote.engine import Engine, resolve_engine
 from podium.placement.remote.replay import ReplayFunctions, ReplayServer
 from podium.placement.threads.rate_limiter import RateLimiter
 from podium.placement.threads.supervision import ActorError, Heartbeat, SupervisedThread, Supervisor, end_threads
+from podium.ranges import check_divides, check_fields
+from podium.rollout import Rollout, join
 from podium.types import Key, Metrics, PyTree
 
 

@@ -12,24 +12,25 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from podium import distributed, keys
-from podium.agent import Agent, nearest_multiples, policy_leaves
+from podium import distributed
+from podium.agent import Agent
+from podium.compiling import run_once
 from podium.devices import Devices, make_mesh, resolve_devices
 from podium.env import Env
 from podium.evaluate import Episodes, make_evaluator
+from podium.evolve import EvolutionState, Play, Strategy, generation
 from podium.host import HostEnvFactory
 from podium.placement.actors.host import HostActing, Rows
 from podium.placement.compiled.chunk import CompiledLoop
-from podium.placement.compiled.iteration import chunk_finite, run_once
+from podium.placement.compiled.iteration import chunk_finite
 from podium.placement.contract import (
     NEVER,
     OF_EPISODES,
@@ -41,11 +42,11 @@ from podium.placement.contract import (
     Report,
     Role,
     Sizes,
-    check_fields,
     device_name,
     nbytes,
 )
 from podium.placement.threads.supervision import Heartbeat, supervise
+from podium.ranges import check_fields, nearest_multiples
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree
 
 BLOCK_BYTES = 1 << 22
@@ -121,7 +122,7 @@ class Evolution(Placement):
                 )
             every = dataclasses.replace(self, members_at_once=self.members_at_once or share)
             at_once = every.pairs_at_once(strategy.size, share, devices[0]) * len(devices)
-            loop = HostLoop(strategy, env, sizes, mesh, block, at_once)
+            loop = HostLoop(strategy, env, sizes, mesh, block, at_once, self.actor_timeout)
             layout, moves = "HostEvolution", loop.moves
         else:
             iterate = partial(generation, fused_play(strategy, env, sizes, mesh, block), partial(strategy.learn, block))
@@ -134,7 +135,14 @@ class Evolution(Placement):
 
     def strategy(self, agent: Agent, spec: EnvSpec) -> Strategy:
         """Return how the parameters of an agent are perturbed and moved."""
-        return Strategy(agent, spec, self)
+        return Strategy(
+            agent,
+            spec,
+            sigma=self.sigma,
+            learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay,
+            episodes=self.episodes,
+        )
 
     def pairs_at_once(self, size: int, members: int, device: jax.Device) -> int:
         """Return how many pairs of `members` with `size` parameters play at once on a device; divides their number."""
@@ -166,126 +174,9 @@ def _report(devices: Sequence[jax.Device], shares: list[str], amounts: Mapping[s
     return Report(title, roles, moves, stale=NEVER, waits=waits)
 
 
-class EvolutionState(NamedTuple):
-    """A run under evolution, and all that a checkpoint holds.
-
-    Attributes:
-      key: of the run; every generation's keys are folded from it and `update`.
-      update: int32, generations done.
-      agent: the agent's State, with the parameters that the noise is added to.
-      optimizer: Adam's moments.
-    """
-
-    key: Key
-    update: Array
-    agent: PyTree
-    optimizer: optax.OptState
-
-
-Play = Callable[[Key, Key, PyTree], tuple[Any, Any]]
-"""`(noise key, play key, agent's State) -> (returns [members / 2, 2] of all pairs, steps that were played)`."""
-
-
-def generation(play: Play, learn: Callable[..., Any], state: EvolutionState) -> tuple[EvolutionState, Metrics, Array]:
-    """Let all members play, and take the step that their returns ask for."""
-    noise_key, play_key = keys.iteration(state.key, state.update)
-    returns, steps = play(noise_key, play_key, state.agent)
-    return learn(noise_key, state, returns, steps)
-
-
-class Strategy:
-    """The arithmetic, whoever plays: how an agent's parameters are perturbed, and move by what that brought.
-
-    Attributes:
-      size: n, the numbers that noise is added to.
-    """
-
-    def __init__(self, agent: Agent, spec: EnvSpec, settings: Evolution):
-        self.agent, self.spec, self.settings = agent, spec, settings
-        shapes = jax.eval_shape(lambda key: agent.init(key, spec), jax.random.key(0))
-        self._moves = policy_leaves(agent, shapes)
-        self.size = sum(x.size for x, moves in zip(jax.tree.leaves(shapes), self._moves, strict=True) if moves)
-        if not self.size:
-            raise ValueError(
-                f"the policy of {agent.name} has no parameters in its State, so there is nothing to evolve; "
-                "Agent.policy_mask says which they are."
-            )
-        self._optimizer = optax.adam(settings.learning_rate)
-
-    def start(self, key: Key) -> EvolutionState:
-        """Return the first state."""
-        roots = keys.roots(key)
-        agent = self.agent.init(roots.agent, self.spec)
-        return EvolutionState(roots.run, jnp.zeros((), jnp.int32), agent, self._optimizer.init(self.parameters(agent)))
-
-    def parameters(self, agent_state: PyTree) -> Array:
-        """Return what noise is added to, as one vector [n]."""
-        leaves = zip(jax.tree.leaves(agent_state), self._moves, strict=True)
-        return jnp.concatenate([x.reshape(-1).astype(jnp.float32) for x, moves in leaves if moves])
-
-    def with_parameters(self, agent_state: PyTree, parameters: Array) -> PyTree:
-        """Return the agent's State with other `parameters` [n] in it."""
-        leaves, at = [], 0
-        for x, moves in zip(jax.tree.leaves(agent_state), self._moves, strict=True):
-            leaves.append(parameters[at : at + x.size].reshape(x.shape).astype(x.dtype) if moves else x)
-            at += x.size if moves else 0
-        return jax.tree.unflatten(jax.tree.structure(agent_state), leaves)
-
-    def _noise(self, key: Key, pair: Array) -> Array:
-        """Return the noise [n] of a pair, the same on every device; the second of the pair has its opposite."""
-        return jax.random.normal(jax.random.fold_in(key, pair), (self.size,))
-
-    def perturb(self, key: Key, agent_state: PyTree, pair: Array) -> PyTree:
-        """Return the parameters that the two members of a pair act with, [2, ...]; `key` is that of all noise."""
-        parameters, step = self.parameters(agent_state), self.settings.sigma * self._noise(key, pair)
-        member = lambda sign: self.agent.actor(self.with_parameters(agent_state, parameters + sign * step))
-        return jax.vmap(member)(jnp.array([1.0, -1.0]))
-
-    def learn(
-        self, block: int, key: Key, state: EvolutionState, returns: Array, steps: Array
-    ) -> tuple[EvolutionState, Metrics, Array]:
-        """Take the step that the returns of all pairs, [N, 2], ask for; noise is drawn again for `block` at once."""
-        settings = self.settings
-        ranks = centered_ranks(returns.reshape(-1)).reshape(returns.shape)
-        parameters = self.parameters(state.agent)
-        uphill = self._weighed(key, ranks[:, 0] - ranks[:, 1], block) / (returns.size * settings.sigma)
-        gradient = settings.weight_decay * parameters - uphill
-        change, optimizer = self._optimizer.update(gradient, state.optimizer)
-        agent = self.with_parameters(state.agent, parameters + change)
-        episodes = jnp.float32(returns.size * settings.episodes)
-        metrics = {
-            "episodes": episodes,
-            "episode_return_sum": jnp.mean(returns) * episodes,
-            "episode_length_sum": steps,
-            "valid_steps": steps,
-            "return_best": jnp.max(returns),
-            "return_deviation": jnp.std(returns),
-            "gradient_norm": jnp.linalg.norm(gradient),
-        }
-        finite = jnp.repeat(jnp.isfinite(returns).reshape(-1), settings.episodes)
-        return EvolutionState(state.key, state.update + 1, agent, optimizer), metrics, finite
-
-    def _weighed(self, key: Key, weights: Array, block: int) -> Array:
-        """Return the sum [n] of all pairs' noise, each times its weight [N], in blocks."""
-        numbers, draw = jnp.arange(weights.size).reshape(-1, block), jax.vmap(partial(self._noise, key))
-        add = lambda total, part: (total + part[1] @ draw(part[0]), None)
-        return jax.lax.scan(add, jnp.zeros(self.size), (numbers, weights.reshape(numbers.shape)))[0]
-
-
-def centered_ranks(returns: Array) -> Array:
-    """Return the ranks of `returns` [N] scaled to -0.5 ... 0.5; equal ones share their mean rank, so luck decides none.
-
-    >>> centered_ranks(jnp.array([3.0, 1.0, 3.0])).tolist()
-    [0.25, -0.5, 0.25]
-    """
-    ordered = jnp.sort(returns)
-    below, upto = (jnp.searchsorted(ordered, returns, side=side) for side in ("left", "right"))
-    return (below + upto - 1) / (2 * (returns.size - 1)) - 0.5
-
-
 def fused_play(strategy: Strategy, env: Env, sizes: Sizes, mesh: Mesh, block: int) -> Play:
     """Return how members play in pure environments, compiled: on every device its share, `block` pairs at once."""
-    episodes = strategy.settings.episodes
+    episodes = strategy.episodes
     evaluate = make_evaluator(strategy.agent, env, episodes, sizes.rollout_length)
     share = sizes.num_envs // episodes // 2 // mesh.size
 
@@ -312,6 +203,7 @@ class HostLoop:
     Args:
       block: pairs whose noise is drawn again at once, to learn.
       at_once: pairs that play at once, on all devices.
+      timeout: seconds without a step after which the environments count as hung.
     """
 
     strategy: Strategy
@@ -320,10 +212,11 @@ class HostLoop:
     mesh: Mesh
     block: int
     at_once: int
+    timeout: float
     compile_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        self._episodes = self.strategy.settings.episodes
+        self._episodes = self.strategy.episodes
         self._acting = HostActing(self.strategy.agent, self.envs, self.at_once * self._episodes, 1)
         self._everywhere = NamedSharding(self.mesh, P())
         self._learn: Any = None
@@ -389,7 +282,7 @@ class HostLoop:
         for first in range(0, self.sizes.num_envs // self._episodes // 2, self.at_once):
             pairs = np.arange(first, first + self.at_once, dtype=np.int32)
             play = partial(self._play, self._perturb(noise_key, agent_state, pairs), play_key, seed, first)
-            parts.append(supervise("podium-evolution", play, self.strategy.settings.actor_timeout))
+            parts.append(supervise("podium-evolution", play, self.timeout))
         returns, steps = zip(*parts, strict=True)
         return np.concatenate(returns), np.float32(sum(steps))
 

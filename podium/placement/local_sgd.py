@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from podium import distributed, episodes, keys
-from podium.agent import Agent, check_fields
+from podium.agent import Agent
 from podium.devices import Devices, make_mesh, resolve_devices
 from podium.env import Env
 from podium.host import HostEnvFactory
@@ -27,15 +27,7 @@ from podium.placement.actors.actor import compile_actors, make_acting
 from podium.placement.actors.loop import ActorLearnerLoop
 from podium.placement.actors.pool import ADDITIONS, ActorPool
 from podium.placement.compiled.chunk import CompiledLoop
-from podium.placement.compiled.iteration import (
-    chunk_finite,
-    empty_replay,
-    map_envs,
-    resolve_lanes,
-    rollout_finite,
-    specs_of,
-    start,
-)
+from podium.placement.compiled.iteration import chunk_finite, empty_replay, resolve_lanes, rollout_finite, start
 from podium.placement.compiled.learner import Learner
 from podium.placement.contract import (
     EPISODES_RESTART,
@@ -49,12 +41,12 @@ from podium.placement.contract import (
     Role,
     Sizes,
     adopt,
-    check_divides,
     device_name,
     nbytes,
     shares,
 )
-from podium.rollout import RolloutState
+from podium.ranges import check_divides, check_fields
+from podium.rollout import RolloutState, map_envs, specs_of
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
 BY_WORKER = P("env")

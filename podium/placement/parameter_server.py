@@ -22,12 +22,13 @@ from jax.sharding import SingleDeviceSharding
 
 from podium import keys
 from podium.agent import Agent
+from podium.compiling import run_once
 from podium.devices import Devices, at, jit, resolve_devices
 from podium.env import Env
 from podium.host import HostEnvFactory
 from podium.placement.actors.actor import make_acting
 from podium.placement.actors.gradients import GradientFunctions
-from podium.placement.compiled.iteration import all_finite, empty_replay, resolve_lanes, run_once
+from podium.placement.compiled.iteration import all_finite, empty_replay, resolve_lanes
 from podium.placement.contract import (
     ACTING,
     EPISODES_RESTART,
@@ -38,11 +39,8 @@ from podium.placement.contract import (
     Program,
     Report,
     Role,
-    Rollout,
     RunState,
     Sizes,
-    check_divides,
-    check_fields,
     device_name,
     episode_seed,
     nbytes,
@@ -60,6 +58,8 @@ from podium.placement.threads.supervision import (
     acquired,
     end_threads,
 )
+from podium.ranges import check_divides, check_fields
+from podium.rollout import Rollout
 from podium.types import Key, Metrics, PyTree
 
 ADDITIONS: Mapping[str, Addition] = {

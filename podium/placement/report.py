@@ -5,21 +5,15 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 
+from podium.drawing import BOX, COLUMNS, Drawing, in_characters, in_svg, wrapped
 from podium.files import write_atomic
 from podium.types import PyTree
-
-COLUMNS = 76
-"""Of a drawing; what prints it may indent it a little."""
-
-BOX = 44
-"""Columns of a box."""
 
 NEVER = "never; what acts is what was learnt last."
 """How stale the policy is where rollouts and updates take turns."""
@@ -157,7 +151,7 @@ class Report(str):
     def __new__(cls, headline: str, roles: Iterable[Role], moves: Iterable[Move], *, stale: str, waits: str) -> Report:
         """Write it down."""
         roles, moves = tuple(roles), tuple(moves)
-        drawing = _in_characters(_layout(roles, moves))
+        drawing = in_characters(_layout(roles, moves))
         words = f"{table(headline, roles, moves)}\n  how stale: {stale}\n  who waits: {waits}"
         report = super().__new__(cls, f"{words}\n\n{textwrap.indent(drawing, '  ')}")
         report.headline, report.roles, report.moves, report.stale, report.waits = headline, roles, moves, stale, waits
@@ -166,8 +160,8 @@ class Report(str):
 
     def svg(self) -> str:
         """Return the drawing, between the headline and what is said of waiting, as SVG."""
-        below = _wrapped([f"How stale: {self.stale}", f"Who waits: {self.waits}"], COLUMNS)
-        return _in_svg(_layout(self.roles, self.moves, textwrap.wrap(self.headline, COLUMNS), below), self.headline)
+        below = wrapped([f"How stale: {self.stale}", f"Who waits: {self.waits}"], COLUMNS)
+        return in_svg(_layout(self.roles, self.moves, textwrap.wrap(self.headline, COLUMNS), below), self.headline)
 
     def _repr_svg_(self) -> str:
         return self.svg()
@@ -185,21 +179,9 @@ class Report(str):
         write_atomic(path, contents[path.suffix].encode())
 
 
-class _Drawing(NamedTuple):
-    """A drawing on a grid of characters: boxes (x, y, height), arrows, texts (x, y, text); every format shows it.
-
-    An arrow (x, tail, head) goes straight from row to row in column x; both lie on the borders of boxes.
-    """
-
-    height: int
-    boxes: list[tuple[int, int, int]]
-    arrows: list[tuple[int, int, int]]
-    texts: list[tuple[int, int, str]]
-
-
 def _layout(
     roles: Sequence[Role], moves: Sequence[Move], above: Sequence[str] = (), below: Sequence[str] = ()
-) -> _Drawing:
+) -> Drawing:
     """Stack a box for every kind of role, arrows between neighbours; what moves otherwise is said beside or below."""
     kinds = [(name, list(group)) for name, group in groupby(roles, key=lambda role: re.sub(r" \d+$", "", role.name))]
     labels: dict[tuple[int, int], list[str]] = {}
@@ -215,7 +197,7 @@ def _layout(
     boxes, arrows, texts, y = [], [], [(0, i, line) for i, line in enumerate(above)], len(above) + bool(above)
     for number, (name, group) in enumerate(kinds):
         lines = _describe(name, group)
-        beside = _wrapped([f"↻ {label}" for label in labels.get((number, number), [])], COLUMNS - BOX - 2)
+        beside = wrapped([f"↻ {label}" for label in labels.get((number, number), [])], COLUMNS - BOX - 2)
         height = max(len(lines), len(beside)) + 2
         boxes.append((0, y, height))
         texts += [(2, y + 1 + i, line) for i, line in enumerate(lines)]
@@ -228,9 +210,9 @@ def _layout(
             texts += [(DOWN + 2, y + i, text) for i, text in enumerate(down)]
             texts += [(UP + 2, y + 1 + i, text) for i, text in enumerate(up)]  # Beside its line, not its head.
             y += gap
-    notes = [*_wrapped(apart, COLUMNS), *([""] if below else []), *below]
+    notes = [*wrapped(apart, COLUMNS), *([""] if below else []), *below]
     texts += [(0, y + i, line) for i, line in enumerate(notes)]
-    return _Drawing(y + len(notes), boxes, arrows, texts)
+    return Drawing(y + len(notes), boxes, arrows, texts)
 
 
 def _describe(name: str, group: Sequence[Role]) -> list[str]:
@@ -239,11 +221,7 @@ def _describe(name: str, group: Sequence[Role]) -> list[str]:
     shares = list(dict.fromkeys(role.share for role in group))
     where = ", ".join(places) if len(places) < 3 else f"{places[0]} to {places[-1]}"
     share = shares[0] if len(shares) == 1 else f"{shares[0]}, and so on"
-    return _wrapped([f"{name} x {len(group)}" if len(group) > 1 else name, where, share], BOX - 4)
-
-
-def _wrapped(texts: Iterable[str], width: int) -> list[str]:
-    return [line for text in texts for line in textwrap.wrap(text, width)]
+    return wrapped([f"{name} x {len(group)}" if len(group) > 1 else name, where, share], BOX - 4)
 
 
 def _ends(move: Move, names: Sequence[str]) -> tuple[int, int]:
@@ -251,50 +229,3 @@ def _ends(move: Move, names: Sequence[str]) -> tuple[int, int]:
     matches = [(re.search(rf"\b{re.escape(name)}s?\b", move.way), number) for number, name in enumerate(names)]
     numbers = [number for _, number in sorted((m.start(), n) for m, n in matches if m)] or [len(names) - 1]
     return numbers[0], numbers[-1]
-
-
-def _in_characters(drawing: _Drawing) -> str:
-    cells = [[" "] * COLUMNS for _ in range(drawing.height)]
-
-    def put(x: int, y: int, text: str) -> None:
-        cells[y][x : x + len(text)] = text
-
-    for x, y, height in drawing.boxes:
-        put(x, y, "┌" + "─" * (BOX - 2) + "┐")
-        for row in range(y + 1, y + height - 1):
-            put(x, row, "│" + " " * (BOX - 2) + "│")
-        put(x, y + height - 1, "└" + "─" * (BOX - 2) + "┘")
-    for x, tail, head in drawing.arrows:
-        for row in range(min(tail, head) + 1, max(tail, head)):
-            put(x, row, "│")
-        put(x, head + (1 if head < tail else -1), "▲" if head < tail else "▼")
-    for x, y, text in drawing.texts:
-        put(x, y, text)
-    return "\n".join("".join(row).rstrip() for row in cells)
-
-
-def _in_svg(drawing: _Drawing, title: str) -> str:
-    cell_width, cell_height, margin, ink, line = 8.4, 19, 14, "#1f2328", "#0757b5"
-    at_x = lambda x: round(margin + (x + 0.5) * cell_width, 1)
-    at_y = lambda y: margin + (y + 0.5) * cell_height
-    width, height = COLUMNS * cell_width + 2 * margin, drawing.height * cell_height + 2 * margin
-    lines = [
-        # It brings its own paper, so that a dark page does not matter.
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" role="img">',
-        f"<title>{escape(title)}</title>",
-        '<defs><marker id="head" viewBox="0 0 10 10" refX="10" refY="5" markerWidth="8" markerHeight="8" '
-        f'orient="auto"><path d="M0,0 L10,5 L0,10 z" fill="{line}"/></marker></defs>',
-        f'<rect width="{width:g}" height="{height:g}" rx="6" fill="#ffffff"/>',
-    ]
-    for x, y, rows in drawing.boxes:
-        size = f'width="{(BOX - 1) * cell_width:g}" height="{(rows - 1) * cell_height:g}"'
-        lines.append(f'<rect x="{at_x(x):g}" y="{at_y(y):g}" {size} rx="4" fill="#f3f6fa" stroke="{ink}"/>')
-    for x, tail, head in drawing.arrows:
-        points = f"{at_x(x):g},{at_y(tail):g} {at_x(x):g},{at_y(head):g}"
-        lines.append(
-            f'<polyline points="{points}" fill="none" stroke="{line}" stroke-width="1.5" marker-end="url(#head)"/>'
-        )
-    lines.append(f'<g font-family="ui-monospace, Menlo, Consolas, monospace" font-size="14" fill="{ink}">')
-    for x, y, text in drawing.texts:
-        lines.append(f'<text x="{margin + x * cell_width:g}" y="{at_y(y) + 14 / 3:g}">{escape(text)}</text>')
-    return "\n".join([*lines, "</g>", "</svg>", ""])

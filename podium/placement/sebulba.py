@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Self
 import jax
 
 from podium import distributed
-from podium.agent import Agent, check_fields
+from podium.agent import Agent
 from podium.devices import Devices, resolve_apart, share_devices
 from podium.env import Env
 from podium.host import HostEnvFactory, on_host
@@ -34,11 +34,11 @@ from podium.placement.contract import (
     Report,
     Role,
     Sizes,
-    check_divides,
     roles_on,
     shares,
 )
 from podium.placement.remote.envs import Engine, place_envs
+from podium.ranges import check_divides, check_fields
 from podium.types import Metrics
 
 

@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium import keys
-from podium.agent import Agent, check_fields
+from podium.agent import Agent
 from podium.env import Env
 from podium.host import HostEnvFactory
 from podium.learn import PYTHON, learn
 from podium.placement.actors.actor import make_acting
-from podium.placement.compiled.iteration import chunk_finite, resolve_lanes, rollout_finite, start, with_gap
+from podium.placement.compiled.iteration import chunk_finite, resolve_lanes, rollout_finite, start
 from podium.placement.contract import (
     ACTING,
     EPISODES_RESTART,
@@ -43,6 +43,8 @@ from podium.placement.contract import (
     update_count,
 )
 from podium.placement.threads.supervision import supervise
+from podium.ranges import check_fields
+from podium.rollout import with_gap
 from podium.types import Metrics
 
 

@@ -12,8 +12,9 @@ from podium.agent import Agent
 from podium.devices import resolve_devices
 from podium.env import Env
 from podium.host import HostEnvFactory
-from podium.placement.contract import Placement, Program, check_positive
+from podium.placement.contract import Placement, Program
 from podium.planner.race import FINAL, HALF, MOST_UPDATES, Outcome, race
+from podium.ranges import check_positive
 from podium.train import resolve_env, usual_length
 
 

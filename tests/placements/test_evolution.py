@@ -18,8 +18,8 @@ from podium import keys
 from podium.agent import Agent, policy_leaves
 from podium.agents import a2c, apex, dqn, impala, ppo
 from podium.evaluate import make_evaluator
+from podium.evolve import centered_ranks
 from podium.host import on_host
-from podium.placement.evolution import centered_ranks
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec
 
 POPULATION, LIMIT = 32, 9  # A game of Catch lasts 9 steps.

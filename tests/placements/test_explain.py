@@ -11,7 +11,8 @@ import pytest
 
 import podium
 from podium.agents import ppo
-from podium.placement.report import COLUMNS, Move, Report, Role
+from podium.drawing import COLUMNS
+from podium.placement.report import Move, Report, Role
 
 PLACEMENTS: dict[str, Any] = {
     "Single": podium.Single(),

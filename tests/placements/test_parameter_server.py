@@ -23,10 +23,11 @@ from podium.agents import a2c, dqn, impala, ppo
 from podium.env import Env
 from podium.placement.actors.actor import make_acting
 from podium.placement.actors.gradients import GradientFunctions
-from podium.placement.compiled.iteration import all_finite, zeros
+from podium.placement.compiled.iteration import all_finite
 from podium.placement.contract import Sizes
 from podium.placement.parameter_server import Applied, Newest, Server
 from podium.placement.threads.supervision import ActorError
+from podium.rollout import zeros
 from podium.sinks import read_metrics
 
 NUM_ENVS = 8

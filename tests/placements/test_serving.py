@@ -12,7 +12,8 @@ import pytest
 
 from podium.agent import ActOutput
 from podium.placement.actors.inference import ActRequest, InferenceServer, Replies, get
-from podium.placement.threads.supervision import ActorError, LatestParams, SupervisedThread, Supervisor, end_threads
+from podium.placement.threads.channels import LatestParams
+from podium.placement.threads.supervision import ActorError, SupervisedThread, Supervisor, end_threads
 
 PARAMS, VERSION = 100.0, 7
 

@@ -20,7 +20,8 @@ from podium.agent import Agent
 from podium.agents import a2c, apex, dqn, impala, ppo
 from podium.envs import make
 from podium.host import HostEnv, HostEnvFactory, on_host
-from podium.placement.threads.supervision import ActorError, LatestParams
+from podium.placement.threads.channels import LatestParams
+from podium.placement.threads.supervision import ActorError
 
 NUM_ENVS = 8
 REPLAY: dict[str, Any] = {"hidden_sizes": (16,), "batch_size": 32, "min_replay_size": 64, "buffer_capacity": 1024}

@@ -22,19 +22,8 @@ from podium.env import Env, auto_reset
 from podium.host import HostEnvFactory
 from podium.learn import python_scan
 from podium.placement.actors.host import HostActing
-from podium.placement.compiled.iteration import scaled
-from podium.placement.contract import (
-    STATS,
-    Acting,
-    Actor,
-    Experience,
-    Following,
-    Heartbeat,
-    MakeActor,
-    Rollout,
-    nothing_yet,
-)
-from podium.rollout import RolloutState, begin, rollout
+from podium.placement.contract import STATS, Acting, Actor, Experience, Following, Heartbeat, MakeActor, nothing_yet
+from podium.rollout import Rollout, RolloutState, begin, rollout, scaled
 from podium.types import Array, Key, PyTree
 
 

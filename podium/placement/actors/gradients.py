@@ -14,9 +14,9 @@ import numpy as np
 from podium import keys
 from podium.devices import at, jit
 from podium.learn import Gradient, Prepared, can_learn, gradient, num_gradients, prepare
-from podium.placement.compiled.iteration import all_finite, empty_replay, rollout_finite, seed_after, with_gap
-from podium.placement.contract import Acting, Actor, MakeActor, Rollout, Sizes
-from podium.rollout import RolloutState
+from podium.placement.compiled.iteration import all_finite, empty_replay, rollout_finite
+from podium.placement.contract import Acting, Actor, MakeActor, Sizes, seed_after
+from podium.rollout import Rollout, RolloutState, with_gap
 from podium.types import Array, Key, Metrics, PyTree
 
 

@@ -18,9 +18,9 @@ from podium.agent import fresh_carry, fresh_past
 from podium.devices import at, jit
 from podium.host import HostEnv, HostEnvFactory
 from podium.ops.returns import discounted_sum
-from podium.placement.compiled.iteration import scaled, zeros
-from podium.placement.contract import STATS, Acting, Experience, Following, MakeActor, Rollout, nbytes, nothing_yet
+from podium.placement.contract import STATS, Acting, Experience, Following, MakeActor, nbytes, nothing_yet
 from podium.placement.threads.supervision import Heartbeat, run_together
+from podium.rollout import Rollout, scaled, zeros
 from podium.types import Array, Key, PyTree, TimeStep
 
 

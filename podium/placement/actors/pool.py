@@ -14,20 +14,18 @@ import jax
 import numpy as np
 
 from podium import distributed
-from podium.placement.compiled.iteration import seed_after, with_gap
-from podium.placement.contract import ACTING, Actor, Addition, Experience, Rollout
+from podium.placement.contract import ACTING, Actor, Addition, Experience, seed_after
+from podium.placement.threads.channels import LatestParams, put, take
 from podium.placement.threads.supervision import (
     FatalError,
     Heartbeat,
-    LatestParams,
     RestartBudget,
     Stopped,
     SupervisedThread,
     Supervisor,
     end_threads,
-    put,
-    take,
 )
+from podium.rollout import Rollout, with_gap
 from podium.types import Key, PyTree
 
 ADDITIONS: Mapping[str, Addition] = {

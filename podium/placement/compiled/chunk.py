@@ -13,9 +13,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from podium import distributed, xla
+from podium.compiling import CompiledOnMesh
 from podium.networks import batch_over
 from podium.placement.compiled.iteration import chunk_finite
-from podium.placement.compiled.once import CompiledOnMesh
 from podium.placement.contract import Sizes
 from podium.types import Array, Key, Metrics
 

@@ -1,19 +1,12 @@
-"""One iteration as pure functions: how a run starts, which lanes it has, whether its numbers are finite, its shapes.
-
-Also how rollouts lie along a mesh, are cut and joined.
-"""
+"""One iteration as pure functions: how a run starts, which lanes it has, whether its numbers are finite, its shapes."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import PartitionSpec as P
 
 from podium import keys
 from podium.agent import Agent, Plan
@@ -27,7 +20,8 @@ from podium.learn import (
     prepare,
     why_not_divides,
 )
-from podium.placement.contract import Acting, Rollout, RunState, Sizes, nbytes
+from podium.placement.contract import Acting, RunState, Sizes, nbytes
+from podium.rollout import zeros
 from podium.types import Array, Key, PyTree, Trajectory
 
 SMALL = 2**16
@@ -81,11 +75,6 @@ def resolve_lanes(
     )
 
 
-def run_once(function: Callable[..., Any], out_shardings: Any) -> Any:
-    """Return `function` jitted for a single call: on CPU compiling takes half the time, and running some more."""
-    return jax.jit(function, out_shardings=out_shardings, compiler_options={"xla_backend_optimization_level": 0})
-
-
 def rollout_finite(agent: Agent, trajectory: Trajectory) -> Array:
     """Return [B], whether every reward of an environment is finite, and where there is a replay every observation.
 
@@ -132,66 +121,3 @@ def gradient_bytes(acting: Acting, sizes: Sizes, state: PyTree, replay: PyTree) 
     prepared: Any = jax.eval_shape(begin, jax.random.key(0), state, replay)
     grads = jax.eval_shape(lambda state, prepared: gradient(agent, state, prepared, 0).grads, state, prepared)
     return nbytes(grads) * num_gradients(agent, prepared)
-
-
-R = TypeVar("R", Rollout, Trajectory)
-
-
-def map_envs(function: Callable[..., Any], *rollouts: R) -> R:
-    """Map `function(axis of the environments, *leaves)` over rollouts; the version stays the first one's."""
-    fields = {}
-    for name in rollouts[0]._fields:
-        axis = 0 if name in ("carry", "end_carry", "gap", "past") else 1
-        values = [getattr(rollout, name) for rollout in rollouts]
-        fields[name] = values[0] if name == "policy_version" else jax.tree.map(partial(function, axis), *values)
-    return type(rollouts[0])(**fields)
-
-
-def specs_of(axis: str) -> Trajectory:
-    """Return how a trajectory lies along the mesh axis that holds the environments; a prefix of its tree."""
-    rows: Any = P(None, axis)
-    by_env: Any = P(axis)
-    once: Any = P()
-    each = {"carry": by_env, "end_carry": by_env, "gap": by_env, "past": by_env}
-    return Trajectory(*(rows,) * 8, **each, policy_version=once, valid=rows)
-
-
-def scaled(rollout: Rollout, length: int, num_envs: int) -> Rollout:
-    """Return the shapes of a rollout of so many steps and environments, given those of one step of one environment."""
-
-    def scale(axis: int, x: Any) -> jax.ShapeDtypeStruct:
-        # One row more than steps stays one row more.
-        lead = (num_envs,) if axis == 0 else (length + x.shape[0] - 1, num_envs)
-        return jax.ShapeDtypeStruct((*lead, *x.shape[axis + 1 :]), x.dtype)
-
-    return map_envs(scale, rollout)
-
-
-def with_gap(rollout: Rollout, gap: bool | None = None) -> Rollout:
-    """Return a rollout that says whether a gap lies before it; shapes that say so for None."""
-    (size,) = rollout.reward.shape[1:]
-    said = jax.ShapeDtypeStruct((size,), bool) if gap is None else np.full(size, gap)
-    return rollout._replace(gap=said)
-
-
-def zeros(shapes: PyTree) -> Any:
-    """Return zeros of these shapes."""
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-
-
-@partial(jax.jit, static_argnums=(1, 2))
-def cut(rollout: Rollout, low: int, high: int) -> Rollout:
-    """Return the environments from `low` up to `high`."""
-    return map_envs(lambda axis, x: jax.lax.slice_in_dim(x, low, high, axis=axis), rollout)
-
-
-@jax.jit
-def join(rollouts: list[Rollout]) -> Rollout:
-    """Return the environments of all rollouts, in their order, with the oldest version."""
-    versions = jnp.stack([rollout.policy_version for rollout in rollouts])
-    return map_envs(lambda axis, *x: jnp.concatenate(x, axis), *rollouts)._replace(policy_version=versions.min())
-
-
-def seed_after(seed: int, failures: int) -> int:
-    """Return the seed of what is made anew: after a failure episodes are others than those before it."""
-    return (seed + failures * 0x9E3779B1) % 2**31

@@ -13,21 +13,13 @@ from jax.sharding import PartitionSpec as P
 
 from podium import distributed, keys
 from podium.agent import Agent
+from podium.compiling import CompiledOnMesh
 from podium.devices import make_mesh
 from podium.learn import learn
 from podium.networks import batch_over
-from podium.placement.compiled.iteration import (
-    chunk_finite,
-    cut,
-    gradient_bytes,
-    join,
-    map_envs,
-    rollout_finite,
-    start,
-    with_gap,
-)
-from podium.placement.compiled.once import CompiledOnMesh
-from podium.placement.contract import Acting, Rollout, RunState, Sizes, nbytes
+from podium.placement.compiled.iteration import chunk_finite, gradient_bytes, rollout_finite, start
+from podium.placement.contract import Acting, RunState, Sizes, nbytes
+from podium.rollout import Rollout, cut, join, map_envs, with_gap
 from podium.types import Key, Metrics, PyTree, Trajectory
 
 

@@ -12,12 +12,13 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from podium import xla
+from podium.compiling import CompiledOnce
 from podium.devices import at, jit, make_mesh
 from podium.networks import batch_over
 from podium.placement.compiled.iteration import rollout_finite, start
 from podium.placement.compiled.learner import Learner
-from podium.placement.compiled.once import CompiledOnce
-from podium.placement.contract import Acting, Rollout, RunState, Sizes
+from podium.placement.contract import Acting, RunState, Sizes
+from podium.rollout import Rollout
 from podium.types import Key, Metrics, PyTree, Trajectory
 
 

@@ -87,6 +87,10 @@ class Threads:
         return _Here(name, make)
 
 
+ENGINES: dict[str, Callable[[], Engine]] = {"threads": Threads}
+"""What makes the engine of each name; `remote.ray` adds its own."""
+
+
 class _Here:
     """A fragment in this process."""
 
@@ -134,12 +138,8 @@ def resolve_engine(engine: Engine | Literal["threads", "ray"], field: str = "eng
     Raises:
       ValueError: it is none, or its library is not installed.
     """
-    if engine == "threads":
-        return Threads()
-    if engine == "ray":
-        from podium.placement.remote.ray import RayEngine
-
-        return RayEngine()
+    if isinstance(engine, str) and engine in ENGINES:
+        return ENGINES[engine]()
     if isinstance(engine, str) or not hasattr(engine, "place"):
-        raise ValueError(f"{field}={engine!r} is not known; use 'threads' or 'ray'.")
+        raise ValueError(f"{field}={engine!r} is not known; use {' or '.join(map(repr, ENGINES))}.")
     return engine

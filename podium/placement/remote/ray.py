@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import numpy as np
 
-from podium.placement.remote.engine import EngineError, FragmentError, LostError
+from podium.placement.remote.engine import ENGINES, EngineError, FragmentError, LostError
 from podium.placement.threads.supervision import POLL_SECONDS, Heartbeat
 from podium.types import PyTree
 
@@ -79,6 +79,9 @@ class RayEngine:
         if not options.get("num_gpus") and not options.get("resources"):
             variables["JAX_PLATFORMS"] = "cpu"
         return {**options, "runtime_env": {**given, "env_vars": {**variables, **given.get("env_vars", {})}}}
+
+
+ENGINES["ray"] = RayEngine
 
 
 class Host:
