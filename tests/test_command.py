@@ -276,6 +276,7 @@ def test_train_evaluate_replay(argv: list[str], capsys: pytest.CaptureFixture[st
     assert lines[0].startswith("episode 1: return") and lines[-1].startswith("run/replay.gif: ")
 
 
+@pytest.mark.slow
 def test_a_run_in_an_environment_on_the_cpu_is_replayed_without_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("gymnasium")
     argv = f"--env gymnasium/CartPole-v1 --placement single --num-steps 64 {' '.join(PPO)}".split()

@@ -380,6 +380,7 @@ def test_minibatches_that_do_not_divide_are_refused_with_the_nearest_that_do() -
 # An environment given as an object.
 
 
+@pytest.mark.slow
 def test_an_environment_given_as_an_object_is_made_again_only_where_its_name_makes_it(tmp_path: Path) -> None:
     usual, other = envs.make("podium/Catch"), envs.make("podium/Catch", rows=5)
     sizes: dict[str, Any] = {"num_steps": STEPS, "eval_every": 0}

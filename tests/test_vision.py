@@ -147,6 +147,7 @@ def test_unroll_is_repeated_apply(memory: str) -> None:
     assert set(params) == {"torso", "policy", "value"} | ({"memory"} if memory != "none" else set())
 
 
+@pytest.mark.slow
 def test_bfloat16_computes_in_it_and_keeps_parameters_and_heads_in_float32() -> None:
     networks = [q_network((8,), torso="nature_cnn", dtype=dtype) for dtype in ("float32", "bfloat16")]
     params = networks[0].init(jax.random.key(0), frame_spec())

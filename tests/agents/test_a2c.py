@@ -87,6 +87,7 @@ def test_bad_fields_are_refused_by_name(name: str, value: Any) -> None:
         make(**{name: value})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["probe_truncation", "probe_termination"])
 def test_values_are_those_on_paper(name: str, values_on_paper: Any) -> None:
     fields = {"optimizer": "adam"} if name == "probe_truncation" else {}

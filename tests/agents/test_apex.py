@@ -113,6 +113,7 @@ def test_anakin_is_single_and_on_eight_devices_the_same() -> None:
     assert (runs[0][2].carry == np.arange(8)).all()
 
 
+@pytest.mark.slow
 def test_another_loss_is_used() -> None:
     def ranked_alike(config: Any, values: Any, batch: Any) -> Any:
         total, aux = dqn.loss(config, values, batch)

@@ -155,7 +155,7 @@ def test_the_reader_finds_collectives_in_loops() -> None:
     assert collectives_in_loops_of(text, 3) == ["all-reduce", "all-reduce"]
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "apex")) for name in CASES])
 def test_gradient_sums_are_all_that_crosses(name: str) -> None:
     text = build(name).loop.compiled_text()
     for kind in FORBIDDEN:
@@ -220,7 +220,7 @@ def test_statistics_in_the_gradient_would_add_waits() -> None:
     assert collectives_in_loops_of(text, STEPS) == ["all-reduce"] * 4
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "dqn")) for name in CASES])
 def test_a_gradient_step_sums_its_gradient_as_one_array(name: str) -> None:
     """CPU devices meet once for each array of a sum; PPO's 18 were two thirds of eight devices' time on two cores."""
     text = build(name).loop.compiled_text()
@@ -232,6 +232,7 @@ def test_a_gradient_step_sums_its_gradient_as_one_array(name: str) -> None:
     assert len(arrays) <= CASES[name][3] + 2, sizes
 
 
+@pytest.mark.slow
 def test_left_to_the_partitioner_the_gru_would_sum_in_every_step_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests above can fail: not told of the mesh, sums stand in the backward loop over time, array by array."""
     import contextlib

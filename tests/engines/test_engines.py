@@ -67,6 +67,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Callable[..., Handle]]:
         handle.close()
 
 
+@pytest.mark.slow
 def test_calls_are_alike_in_both_engines(place: Callable[..., Handle]) -> None:
     key = jax.random.key(3)
     for handle in (Threads().place("podium-toy", lambda: Toy(4)), place(lambda: Toy(4))):

@@ -40,6 +40,7 @@ def check(row: dict[str, Any], repeats: int) -> None:
     assert {"cpu", "cores", "device_kind"} <= set(row["hardware"])
 
 
+@pytest.mark.slow
 def test_anakin_ppo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "matmul_flops_per_second", lambda: 1e9)
     row = measure(

@@ -91,7 +91,9 @@ def test_nan_in_the_gradient_stops_the_run_and_keeps_the_last_good_checkpoint(ag
 
 
 @pytest.mark.parametrize("placement", [podium.Anakin(1), podium.Single()], ids=["anakin", "single"])
-@pytest.mark.parametrize("agent", [PPO, DQN, WAITING], ids=["ppo", "dqn", "waiting"])
+@pytest.mark.parametrize(
+    "agent", [PPO, DQN, pytest.param(WAITING, marks=pytest.mark.slow)], ids=["ppo", "dqn", "waiting"]
+)
 def test_nan_in_a_reward_stops_the_run_before_it_is_saved(agent: Agent, placement: Any, tmp_path: Path) -> None:
     """The ball reaches row 9 in the ninth step, which is in the second iteration; a replay may keep it for long."""
     words = f"A reward or an observation of podium/Catch.*env_steps={2 * STEPS}.*checkpoint is at {STEPS} environment"

@@ -97,7 +97,7 @@ def whole(request: pytest.FixtureRequest, whole_runs: Callable[[str, int], podiu
 
 
 @pytest.mark.parametrize(
-    ("number", "at"), [(signal.SIGTERM, 4), (signal.SIGINT, 6), pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow)]
+    ("number", "at"), [(signal.SIGINT, 6), *(pytest.param(signal.SIGTERM, at, marks=pytest.mark.slow) for at in (2, 4))]
 )
 def test_stopped_and_resumed_is_the_run_that_was_not(
     whole: Whole, number: int, at: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -161,8 +161,8 @@ def test_stopped_between_two_rows_the_next_row_is_whole(
     assert rows_of(folder) == rows_of(uninterrupted.run_dir)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("method", ["init", "compile"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", [pytest.param("init", marks=pytest.mark.slow), "compile"])
 def test_a_signal_during_compilation_ends_the_run_after_it(
     method: str,
     number: int,

@@ -244,6 +244,7 @@ def test_it_says_how_its_metrics_add_up_and_that_nothing_is_lost() -> None:
         assert (program.layout, program.whole_episodes, program.resume_loses) == (layout, True, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_the_host", [False, True])
 def test_another_program_resumes_a_state_exactly(on_the_host: bool) -> None:
     env = CATCH_ON_HOST if on_the_host else podium.envs.make("podium/Catch")

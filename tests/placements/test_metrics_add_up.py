@@ -57,10 +57,22 @@ def check(program: podium.Program, metrics: dict[str, Any]) -> None:
     }
 
 
+# The kind of environments that is not left to the night, where a placement takes both.
+QUICK = {
+    "single": "pure",
+    "sebulba": "host",
+    "central_inference": "host",
+    "distributed_actors": "host",
+    "parameter_server": "pure",
+    "local_sgd": "pure",
+    "evolution": "pure",
+}
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        (name, kind)
+        pytest.param(name, kind, marks=[pytest.mark.slow] * (kind != QUICK.get(name, kind)))
         for name, placement in PLACEMENTS.items()
         for kind in KINDS
         if (placement.takes_host_envs if kind == "host" else placement.takes_pure_envs)

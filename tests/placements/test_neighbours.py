@@ -59,7 +59,9 @@ PLACEMENTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", PLACEMENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "Sebulba")) for name in PLACEMENTS]
+)
 def test_windows_stop_where_a_rollout_was_dropped(name: str) -> None:
     program = PLACEMENTS[name].build(agent_of(), counter(), num_envs=NUM_ENVS, rollout_length=LENGTH)
     try:
@@ -77,7 +79,7 @@ def test_windows_stop_where_a_rollout_was_dropped(name: str) -> None:
         podium.Single(),
         pytest.param(podium.Sebulba(lockstep=True), marks=pytest.mark.slow),
         pytest.param(podium.CentralInference(devices=1, lockstep=True), marks=pytest.mark.slow),
-        podium.ParameterServer(2, devices=1),
+        pytest.param(podium.ParameterServer(2, devices=1), marks=pytest.mark.slow),
         pytest.param(podium.LocalSGD(2, devices=1), marks=pytest.mark.slow),
     ],
     ids=lambda placement: type(placement).__name__,

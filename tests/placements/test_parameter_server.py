@@ -119,6 +119,7 @@ def test_the_first_rollout_of_all_workers_is_that_of_single(devices: int) -> Non
     assert float(ours.agent.env_steps) == NUM_ENVS * length
 
 
+@pytest.mark.slow
 def test_states_are_as_abstract_state_says() -> None:
     """Or a checkpoint would come back elsewhere, and in another form."""
     agent, length, _ = AGENTS["dqn"]
@@ -130,6 +131,7 @@ def test_states_are_as_abstract_state_says() -> None:
     assert described(following) == described(program.abstract_state())
 
 
+@pytest.mark.slow
 def test_a_trajectory_knows_the_updates_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     observe, versions = Server.observe, []
 

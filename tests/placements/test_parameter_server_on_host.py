@@ -108,7 +108,7 @@ def fail() -> None:
     raise ZeroDivisionError("the simulator broke")
 
 
-@pytest.mark.parametrize("name", ["dqn", "a2c"])
+@pytest.mark.parametrize("name", [pytest.param("dqn", marks=pytest.mark.slow), "a2c"])
 def test_a_rollout_that_fails_is_dropped_and_counted_and_episodes_begin_anew(name: str, watched: Any) -> None:
     agent, length, updates = AGENTS[name]
     at = length * (updates - 1) + (length + 1) // 2

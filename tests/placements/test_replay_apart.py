@@ -182,6 +182,7 @@ def test_inserting_waits_for_room_until_the_run_ends() -> None:
     assert waited == [10] * 4
 
 
+@pytest.mark.slow
 def test_a_learner_may_do_other_things_for_longer_than_workers_may_hang() -> None:
     """An evaluation, say: inserting waits meanwhile, and is well."""
     placement = podium.DistributedActors(replay_apart=True, actor_timeout=1.0)

@@ -174,9 +174,13 @@ PLACEMENTS: dict[str, Callable[..., Any]] = {
     "DistributedActors": lambda **changes: podium.DistributedActors(workers=4, **changes),
 }
 BOTH = pytest.mark.parametrize("placement", PLACEMENTS)
+# Where the code is that of the pool of actors, and Sebulba's tests say the same.
+ONE = pytest.mark.parametrize(
+    "placement", [pytest.param("CentralInference", marks=pytest.mark.slow), "DistributedActors"]
+)
 
 
-@BOTH
+@ONE
 def test_a_worker_that_raises_ends_the_run_with_its_traceback(placement: str) -> None:
     def fail(call: int) -> None:
         if call == 20:
@@ -187,7 +191,7 @@ def test_a_worker_that_raises_ends_the_run_with_its_traceback(placement: str) ->
         run(PLACEMENTS[placement](), agent, length, 10, with_fault(fail, 2))
 
 
-@BOTH
+@ONE
 @pytest.mark.parametrize("name", ["impala lstm", "dqn"])
 def test_a_worker_that_raises_begins_anew_and_what_it_played_is_dropped(placement: str, name: str) -> None:
     failures = iter([ConnectionError("the simulator is gone")])
@@ -216,6 +220,7 @@ def test_no_more_failures_are_survived_than_restarts_allows(placement: str) -> N
         run(PLACEMENTS[placement](restarts=2), agent, length, 10, with_fault(fail, 2))
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_worker_that_hangs_ends_the_run_and_says_where(placement: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("podium.placement.threads.supervision.STOP_SECONDS", 0.5)
@@ -257,7 +262,7 @@ def test_a_server_that_dies_ends_the_run_with_its_traceback() -> None:
         run(PLACEMENTS["CentralInference"](restarts=99), agent._replace(act=act), length, 3)
 
 
-@BOTH
+@ONE
 def test_staleness_is_bounded_and_late_rollouts_are_dropped(placement: str) -> None:
     agent, length, _ = AGENTS["a2c"]
     _, metrics = run(PLACEMENTS[placement](queue_depth=3), agent, length, 12, on_host(catch()))

@@ -54,7 +54,7 @@ def run(
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "ppo gru")) for name in AGENTS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("ppo gru", "apex"))) for name in AGENTS]
 )
 def test_in_lockstep_it_is_anakin(name: str) -> None:
     agent, length, updates = AGENTS[name]
@@ -226,6 +226,7 @@ def test_an_actor_that_hangs_ends_the_run_and_says_where(monkeypatch: pytest.Mon
     assert not orphans()
 
 
+@pytest.mark.slow
 def test_a_process_that_was_stopped_for_long_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGSTOP, a suspended job and a laptop asleep: the clock goes on, the threads do not."""
     asleep = [0.0]

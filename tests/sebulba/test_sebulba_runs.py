@@ -114,6 +114,7 @@ def test_frames_are_counted_apart_from_steps() -> None:
     assert result.summary["frames"] == 4 * result.summary["env_steps"] == 40 * STEPS
 
 
+@pytest.mark.slow
 def test_who_waits_and_for_how_long_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Environments that take 20 ms a step, then a learner that takes 200 ms an update."""
     rows = train(env=hooked(lambda: time.sleep(0.02)), num_steps=9 * STEPS).metrics[3:]
@@ -169,6 +170,7 @@ def test_ctrl_c_ends_the_threads_and_says_how_to_go_on(tmp_path: Path, capsys: p
     assert [row["updates"] for row in again.metrics] == list(range(1, 11))
 
 
+@pytest.mark.slow
 def test_ctrl_c_during_an_evaluation_does_not_wait_for_its_end(tmp_path: Path) -> None:
     """An evaluation of hours; the resumed run, where it is quick, makes up for it."""
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
