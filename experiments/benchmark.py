@@ -9,6 +9,7 @@ python experiments/benchmark.py atari --game Pong --num-envs 1024 --mode emulate
 python experiments/benchmark.py env --env CartPole-v1 --num-envs 1024
 python experiments/benchmark.py scaling --env CartPole-v1
 python experiments/benchmark.py matmul
+python experiments/benchmark.py gpu --part 1 --minutes 8 --out gpu
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Annotated, Any, Literal
 import atari_rate
 import central_rate
 import evolution_rate
+import gpu
 import jax
 import jax.numpy as jnp
 import machine
@@ -480,6 +482,7 @@ def _main(argv: Sequence[str]) -> int:
         | Annotated[EnvFlags, tyro.conf.subcommand("env")]
         | Annotated[ScalingFlags, tyro.conf.subcommand("scaling")]
         | Annotated[MatmulFlags, tyro.conf.subcommand("matmul")]
+        | Annotated[gpu.GpuFlags, tyro.conf.subcommand("gpu")]
     )
     flags = read_flags(modes, argv, description="Measure; one JSON object a line.")
     if isinstance(flags, ScalingFlags):
@@ -494,6 +497,7 @@ def _main(argv: Sequence[str]) -> int:
         atari_rate.AtariFlags: atari,
         EnvFlags: env_bound,
         MatmulFlags: matmul,
+        gpu.GpuFlags: gpu.measure,
     }
     _print(measure[type(flags)](flags))
     return 0

