@@ -108,6 +108,12 @@ def _optimum(value: float) -> Published:
 
 PUREJAXRL_BREAKOUT = Published(60.7, "PureJaxRL's ppo.py (31756b1), three seeds here, 10M steps: 88, 58, 36")
 
+
+def _evolution(env: str, flags: str, published: Published, remark: str = "") -> Row:
+    flags = f"{flags} --hidden-sizes 32 32"
+    return Row("ppo", env, "none", "evolution", tuple(flags.split()), published, together=False, remark=remark)
+
+
 ROWS: tuple[Row, ...] = (
     Row("ppo", "CartPole-v1", "cartpole", published=_zoo(500, "100k")),
     Row("ppo", "Acrobot-v1", "acrobot", published=_zoo(-73.5, "1M")),
@@ -128,7 +134,13 @@ ROWS: tuple[Row, ...] = (
     Row("ppo", "podium/RepeatFirst", "repeat-first", published=_optimum(1)),
     Row("ppo", "MemoryChain-bsuite", "memory-chain", published=_optimum(1)),
     Row("a2c", "CartPole-v1", "cartpole", published=_zoo(500, "500k")),
+    Row("a2c", "podium/Catch", "catch", published=_optimum(1)),
+    Row("a2c", "podium/RepeatFirst", "repeat-first", published=_optimum(1)),
+    Row("a2c", "MemoryChain-bsuite", "memory-chain", published=_optimum(1)),
     Row("impala", "CartPole-v1", "cartpole", published=_optimum(500)),
+    Row("impala", "podium/Catch", "catch", published=_optimum(1)),
+    Row("impala", "podium/RepeatFirst", "repeat-first", published=_optimum(1)),
+    Row("impala", "MemoryChain-bsuite", "memory-chain", published=_optimum(1)),
     Row(
         *("dqn", "CartPole-v1", "cartpole"),
         published=_zoo(500, "50k"),
@@ -138,6 +150,13 @@ ROWS: tuple[Row, ...] = (
     Row("dqn", "podium/Catch", "catch", published=_optimum(1)),
     Row("apex", "CartPole-v1", "cartpole", published=_optimum(500)),
     Row("apex", "podium/Catch", "catch", published=_optimum(1)),
+    _evolution("CartPole-v1", "--num-envs 256 --rollout-length 500 --num-steps 6400000", _optimum(500)),
+    _evolution(
+        "Pendulum-v1",
+        "--num-envs 1024 --episodes 4 --rollout-length 200 --num-steps 61440000",
+        _zoo(-172.2, "100k, of PPO"),
+        remark="The policy of ppo, evolved; a figure of PPO's stands beside it. Steps are cheap here: 6 s a seed.",
+    ),
 )
 
 
