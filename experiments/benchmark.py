@@ -44,6 +44,7 @@ from podium.agents import dqn, ppo
 from podium.commands.console import guard, read_flags
 from podium.env import auto_reset
 from podium.evaluate import make_evaluator
+from podium.ranges import check_positive
 from podium.types import Array
 
 
@@ -539,9 +540,7 @@ def _in_process(flags: ScalingFlags, devices: int, num_envs: int, num_steps: int
         if value is not None:
             parts = value if isinstance(value, tuple) else (value,)
             command += [f"--{name.replace('_', '-')}", *map(str, parts)]
-    # Also where podium is used from a checkout, without installation.
-    path = os.pathsep.join(filter(None, [str(Path(podium.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    done = subprocess.run(command, capture_output=True, text=True, env=machine.environment())
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise ValueError(f"devices={devices} could not be measured: {last[0]}")
@@ -604,9 +603,7 @@ def _hardware() -> dict[str, Any]:
 
 
 def _check_positive(flags: Any, *names: str) -> None:
-    for name in names:
-        if getattr(flags, name) < 1:
-            raise ValueError(f"{name}={getattr(flags, name)} must be a positive integer.")
+    check_positive(**{name: getattr(flags, name) for name in names})
 
 
 def _print(row: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -18,7 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from podium.files import write_atomic, write_json
+import machine
+
+from podium.files import write_json
+from podium.sinks import save_figure
 
 HERE = Path(__file__).resolve().parent
 GRACE_SECONDS = 20.0
@@ -150,7 +152,7 @@ def run(piece: Piece, seconds: float) -> dict[str, Any]:
     """Run a piece for at most so long; return its JSON and wall time, or an `error` and the end of what it said."""
     began = time.monotonic()
     with subprocess.Popen(
-        piece.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+        piece.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=machine.environment()
     ) as process:
         try:
             out, err = process.communicate(timeout=seconds)
@@ -159,20 +161,14 @@ def run(piece: Piece, seconds: float) -> dict[str, Any]:
             process.kill()
             out, err = process.communicate()
             error = f"ended after {seconds:.0f} s"
-    wall = {"command": " ".join(["python", f"experiments/{piece.script}", piece.arguments]).strip()}
-    wall["wall_seconds"] = time.monotonic() - began  # type: ignore[assignment]
+    command = f"python experiments/{piece.script} {piece.arguments}".strip()
+    wall = {"command": command, "wall_seconds": time.monotonic() - began}
     if error is None:
         try:
             return {**json.loads(out.strip().splitlines()[-1]), **wall}
         except (ValueError, IndexError):
             error = "its last line is no JSON"
     return {"error": error, "said": (err or out).strip().splitlines()[-30:], **wall}
-
-
-def environment() -> dict[str, str]:
-    """Return the variables of a child: podium is found where it is found here."""
-    path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path}
 
 
 def _train_pong(flags: GpuFlags, deadline: float) -> dict[str, Any]:
@@ -183,17 +179,8 @@ def _train_pong(flags: GpuFlags, deadline: float) -> dict[str, Any]:
             packed.extractall(flags.out, filter="data")
     what = ["train", "--agent", "ppo", "--env", "atari/Pong", "--placement", "anakin", "--preset", "atari-ppo-wide"]
     if flags.small:
-        what += ["--num-envs", "8", "--rollout-length", "8", "--num-minibatches", "4", "--num-steps", "128"]
-        what += [
-            "--torso",
-            "small_cnn",
-            "--eval-every",
-            "0",
-            "--eval-episodes",
-            "1",
-            "--env-options",
-            "max_episode_frames=200",
-        ]
+        what += "--num-envs 8 --rollout-length 8 --num-minibatches 4 --num-steps 128 --torso small_cnn".split()
+        what += "--eval-every 0 --eval-episodes 1 --env-options max_episode_frames=200".split()
     what += ["--run-dir", str(folder), "--no-progress", "--json", *(["--resume"] if folder.exists() else [])]
     began = time.monotonic()
     with subprocess.Popen(
@@ -201,7 +188,7 @@ def _train_pong(flags: GpuFlags, deadline: float) -> dict[str, Any]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(),
+        env=machine.environment(),
     ) as process:
         try:
             out, err = process.communicate(timeout=max(1.0, deadline - time.monotonic() - 3 * GRACE_SECONDS))
@@ -232,8 +219,6 @@ def draw(path: Path, results: dict[str, Any]) -> None:
     rates = {name: row["steps_per_second"] for name, row in results.items() if row.get("steps_per_second")}
     if not rates:
         return
-    import io
-
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 0.6 + 0.3 * len(rates)), layout="constrained")
@@ -242,6 +227,4 @@ def draw(path: Path, results: dict[str, Any]) -> None:
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.set_xlabel("environment steps a second")
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    write_atomic(path, picture.getvalue())
+    save_figure(figure, path, dpi=120)

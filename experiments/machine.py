@@ -1,4 +1,4 @@
-"""What a script's figures were measured on."""
+"""What a script's figures were measured on, and what a process that it starts is given."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import os
 import platform
 from pathlib import Path
+
+import podium
 
 
 def cpu() -> str:
@@ -20,3 +22,9 @@ def cpu() -> str:
 def cores() -> int | None:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def environment() -> dict[str, str]:
+    """Return the variables of a child: it finds podium where it is found here, also in a checkout not installed."""
+    path = os.pathsep.join(filter(None, [str(Path(podium.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}

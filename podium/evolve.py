@@ -66,10 +66,10 @@ class Strategy:
         agent: Agent,
         spec: EnvSpec,
         *,
-        sigma: float = 0.05,
-        learning_rate: float = 0.02,
-        weight_decay: float = 0.0,
-        episodes: int = 1,
+        sigma: float,
+        learning_rate: float,
+        weight_decay: float,
+        episodes: int,
     ):
         self.agent, self.spec, self.episodes = agent, spec, episodes
         self.sigma, self.learning_rate, self.weight_decay = sigma, learning_rate, weight_decay

@@ -52,15 +52,11 @@ def _minatar_ppo(game: str) -> Preset:
     return Preset(f"{game}-MinAtar", source, _MINATAR_PPO)
 
 
-_REPEAT = {
-    "num_envs": 64,
-    "rollout_length": 64,
-    "num_steps": 1_000_000,
-    "learning_rate": 1e-3,
-    "memory": "gru",
-    "memory_size": 64,
-    "num_minibatches": 4,
-}
+_MEMORY = {"num_envs": 64, "num_steps": 1_000_000, "learning_rate": 1e-3, "memory": "gru", "memory_size": 64}
+
+_REPEAT = {**_MEMORY, "rollout_length": 64, "num_minibatches": 4}
+
+_REPEAT_SHORT = {**_MEMORY, "rollout_length": 16}
 
 PPO: dict[str, Preset] = {
     "cartpole": Preset(
@@ -240,19 +236,10 @@ APEX: dict[str, Preset] = {
 
 _CATCH = {"num_envs": 64, "num_steps": 300_000, "learning_rate": 2e-3}
 
-_MEMORY = {
-    "num_envs": 64,
-    "rollout_length": 16,
-    "num_steps": 1_000_000,
-    "learning_rate": 1e-3,
-    "memory": "gru",
-    "memory_size": 64,
-}
-
 IMPALA: dict[str, Preset] = {
     "catch": Preset("podium/Catch", "This project.", {**_CATCH, "rollout_length": 16, "optimizer": "adam"}),
-    "repeat-first": Preset("podium/RepeatFirst", "This project.", {**_MEMORY, "optimizer": "adam"}),
-    "memory-chain": Preset("MemoryChain-bsuite", "This project.", {**_MEMORY, "optimizer": "adam"}),
+    "repeat-first": Preset("podium/RepeatFirst", "This project.", {**_REPEAT_SHORT, "optimizer": "adam"}),
+    "memory-chain": Preset("MemoryChain-bsuite", "This project.", {**_REPEAT_SHORT, "optimizer": "adam"}),
     "cartpole": Preset(
         "CartPole-v1",
         "Espeholt et al. 2018 for the loss and 20 steps a rollout; the rest from this project's trials.",
@@ -270,8 +257,8 @@ IMPALA: dict[str, Preset] = {
 
 A2C: dict[str, Preset] = {
     "catch": Preset("podium/Catch", "This project.", {**_CATCH, "rollout_length": 8}),
-    "repeat-first": Preset("podium/RepeatFirst", "This project.", _MEMORY),
-    "memory-chain": Preset("MemoryChain-bsuite", "This project.", _MEMORY),
+    "repeat-first": Preset("podium/RepeatFirst", "This project.", _REPEAT_SHORT),
+    "memory-chain": Preset("MemoryChain-bsuite", "This project.", _REPEAT_SHORT),
     "cartpole": Preset(
         "CartPole-v1",
         "Mnih et al. 2016 for the loss; the rest from this project's trials.",
