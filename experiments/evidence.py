@@ -61,6 +61,7 @@ class Row:
       flags: further ones, beside the preset's.
       published: the figure to stand beside.
       together: whether one program trains all seeds; else each seed has a run of its own.
+      seeds: how many.
       remark: what a reader should know.
     """
 
@@ -71,6 +72,7 @@ class Row:
     flags: tuple[str, ...] = ()
     published: Published | None = None
     together: bool = True
+    seeds: int = 5
     remark: str = ""
 
     @property
@@ -108,6 +110,8 @@ def _optimum(value: float) -> Published:
 
 PUREJAXRL_BREAKOUT = Published(60.7, "PureJaxRL's ppo.py (31756b1), three seeds here, 10M steps: 88, 58, 36")
 
+PONG = Published(20.7, "Schulman et al. 2017, table 6: the last 100 training episodes, 10M steps, three seeds")
+
 
 def _evolution(env: str, flags: str, published: Published, remark: str = "") -> Row:
     flags = f"{flags} --hidden-sizes 32 32"
@@ -130,6 +134,7 @@ ROWS: tuple[Row, ...] = (
     Row("ppo", "Freeway-MinAtar", "freeway-minatar", published=_gymnax(58)),
     Row("ppo", "SpaceInvaders-MinAtar", "space-invaders-minatar", published=_gymnax(131)),
     Row("ppo", "Seaquest-MinAtar", "seaquest-minatar"),
+    Row("ppo", "Pong-v5", "pong", "sebulba", published=PONG, together=False, seeds=3),
     Row("ppo", "podium/Catch", "catch", published=_optimum(1)),
     Row("ppo", "podium/RepeatFirst", "repeat-first", published=_optimum(1)),
     Row("ppo", "MemoryChain-bsuite", "memory-chain", published=_optimum(1)),
@@ -206,7 +211,7 @@ def _main(flags: Flags) -> int:
         _write_table(flags.results)
         return 0
     for row in [rows[name] for name in flags.only] or [row for row in ROWS if not _is_done(row, flags.results)]:
-        result = train(row, flags.runs, flags.seeds or 5, flags.num_steps)
+        result = train(row, flags.runs, flags.seeds or row.seeds, flags.num_steps)
         if keeps:
             write_json(flags.results / f"{row.file}.json", result)
             draw(result, flags.results / f"{row.file}.png")

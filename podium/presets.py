@@ -294,6 +294,25 @@ PPO_SEBULBA: dict[str, Preset] = {
             "eval_episodes": 10,
         },
     ),
+    "pong": Preset(
+        "Pong-v5",
+        "Schulman et al. 2017, table 5, with the small convolutions of Mnih et al. 2013, for a machine of few cores: 16 "
+        "environments x 128 steps, 3 passes over 8 minibatches of 256, twice the paper's rate, annealed.",
+        {
+            "num_envs": 16,
+            "rollout_length": 128,
+            "num_steps": 3_000_000,
+            "learning_rate": 5e-4,
+            "anneal_steps": 3_000_000,
+            "num_epochs": 3,
+            "num_minibatches": 8,
+            "clip_epsilon": 0.1,
+            "torso": "small_cnn",
+            "hidden_sizes": (256,),
+            "activation": "relu",
+            "eval_episodes": 10,
+        },
+    ),
 }
 
 PPO_ATARI: dict[str, Preset] = {
