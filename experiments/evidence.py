@@ -176,7 +176,7 @@ class Flags:
     draw: bool = False
     """Train nothing: make the pictures and the table from the results that are there."""
     seeds: int | None = None
-    """Seeds of a row; None takes the row's, five or as it says. With another number nothing goes to --results."""
+    """Seeds of a row; None takes the row's own. With another number nothing goes to --results."""
     num_steps: int | None = None
     """Steps of a row; None takes the preset's. With another number nothing goes to --results."""
     runs: Path = Path("runs/evidence")

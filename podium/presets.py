@@ -297,7 +297,8 @@ PPO_SEBULBA: dict[str, Preset] = {
     "pong": Preset(
         "Pong-v5",
         "Schulman et al. 2017, table 5, with the convolutions of Mnih et al. 2013, for a machine of few cores: 16 "
-        "environments x 128 steps, 3 passes over 8 minibatches of 256, twice the paper's rate, annealed.",
+        "environments x 128 steps, 3 passes over 8 minibatches of 256, twice the paper's rate, annealed, "
+        "a constant clip, values weighed by 0.5 (the paper's: 1).",
         {
             "num_envs": 16,
             "rollout_length": 128,
