@@ -106,10 +106,20 @@ def _sum_taps(x: Array, kernel: Array, stride: int, padding: int) -> Array:
 
 
 def _kernel_gradient(x: Array, kernel: Array, gradient: Array, stride: int, padding: int) -> Array:
-    rows = gradient.reshape(-1, gradient.shape[-1])
-    met = _shifted(_cells(x, len(kernel), stride, padding), len(kernel) // stride)
+    taps = len(kernel) // stride
+    cells = _cells(x, len(kernel), stride, padding)
     multiply = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
-    by_tap = jnp.stack([jnp.stack([multiply(m.reshape(-1, m.shape[-1]).T, rows) for m in row]) for row in met])
+    outputs, width = gradient.shape[-1], cells.shape[-1]
+    if taps**2 * outputs <= width:
+        # Cells and gradients of all taps meet in one product: what is shifted, and copied for it, is the narrower.
+        unmet = [n - m for n, m in zip(cells.shape[1:3], gradient.shape[1:3], strict=True)]
+        sides = [[((0, 0), (i, unmet[0] - i), (j, unmet[1] - j), (0, 0)) for j in range(taps)] for i in range(taps)]
+        shifted = jnp.concatenate([jnp.pad(gradient, side) for row in sides for side in row], axis=-1)
+        product = multiply(cells.reshape(-1, width).T, shifted.reshape(-1, taps**2 * outputs))
+        by_tap = jnp.moveaxis(product.reshape(width, taps, taps, outputs), 0, 2)
+    else:
+        rows, met = gradient.reshape(-1, outputs), _shifted(cells, taps)
+        by_tap = jnp.stack([jnp.stack([multiply(m.reshape(-1, width).T, rows) for m in row]) for row in met])
     # Taps are the kernel in another order, so the way back is that of the gradient.
     return jax.vjp(lambda k: _taps(k, stride), kernel)[1](by_tap.astype(kernel.dtype))[0]
 

@@ -64,10 +64,14 @@ def test_convolution_and_its_gradients_are_those_of_lax(shape: tuple[int, ...]) 
     assert_close(both(vision.convolve), both(vision.lax_convolve))
 
 
-@pytest.mark.parametrize(("platform", "convolutions", "products"), [("cpu", 1, 8), ("cuda", 3, 0), ("tpu", 3, 0)])
-def test_what_each_platform_is_given(platform: str, convolutions: int, products: int) -> None:
-    # A kernel of 2 x 2 taps: on CPU each gradient is four products, elsewhere a convolution.
-    x, kernel = jnp.zeros((2, 8, 8, 16)), jnp.zeros((4, 4, 16, 8))
+@pytest.mark.parametrize(
+    ("platform", "outputs", "convolutions", "products"),
+    [("cpu", 8, 1, 5), ("cpu", 32, 1, 8), ("cuda", 8, 3, 0), ("tpu", 8, 3, 0)],
+)
+def test_what_each_platform_is_given(platform: str, outputs: int, convolutions: int, products: int) -> None:
+    # A kernel of 2 x 2 taps: on CPU each gradient is four products, or one where outputs are few; elsewhere a
+    # convolution.
+    x, kernel = jnp.zeros((2, 8, 8, 16)), jnp.zeros((4, 4, 16, outputs))
     gradient = jax.jit(jax.grad(lambda x, kernel: jnp.sum(jnp.sin(vision.convolve(x, kernel, 2))), (0, 1)))
     text = gradient.trace(x, kernel).lower(lowering_platforms=(platform,)).as_text()
     assert text.count("stablehlo.convolution") == convolutions
