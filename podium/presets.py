@@ -273,26 +273,28 @@ A2C: dict[str, Preset] = {
     ),
 }
 
+_ATARI_PPO = {
+    "num_envs": 8,
+    "rollout_length": 128,
+    "num_steps": 10_000_000,
+    "learning_rate": 2.5e-4,
+    "anneal_steps": 10_000_000,
+    "num_epochs": 3,
+    "num_minibatches": 4,
+    "clip_epsilon": 0.1,
+    "value_coef": 1.0,
+    "torso": "nature_cnn",
+    "hidden_sizes": (512,),
+    "activation": "relu",
+    "eval_episodes": 10,
+}
+
 PPO_SEBULBA: dict[str, Preset] = {
     "atari-ppo": Preset(
         "Pong-v5",
         "Schulman et al. 2017, table 5: 8 environments x 128 steps, 3 passes over 4 minibatches, rate 2.5e-4 and clip "
         "0.1 annealed (the clip is constant here), entropy 0.01, lambda 0.95; Nature CNN.",
-        {
-            "num_envs": 8,
-            "rollout_length": 128,
-            "num_steps": 10_000_000,
-            "learning_rate": 2.5e-4,
-            "anneal_steps": 10_000_000,
-            "num_epochs": 3,
-            "num_minibatches": 4,
-            "clip_epsilon": 0.1,
-            "value_coef": 1.0,
-            "torso": "nature_cnn",
-            "hidden_sizes": (512,),
-            "activation": "relu",
-            "eval_episodes": 10,
-        },
+        _ATARI_PPO,
     ),
     "pong": Preset(
         "Pong-v5",
@@ -300,18 +302,15 @@ PPO_SEBULBA: dict[str, Preset] = {
         "environments x 128 steps, 3 passes over 8 minibatches of 256, twice the paper's rate, annealed, "
         "a constant clip, values weighed by 0.5 (the paper's: 1).",
         {
+            **_ATARI_PPO,
             "num_envs": 16,
-            "rollout_length": 128,
             "num_steps": 3_000_000,
             "learning_rate": 5e-4,
             "anneal_steps": 3_000_000,
-            "num_epochs": 3,
             "num_minibatches": 8,
-            "clip_epsilon": 0.1,
+            "value_coef": 0.5,
             "torso": "small_cnn",
             "hidden_sizes": (256,),
-            "activation": "relu",
-            "eval_episodes": 10,
         },
     ),
 }
@@ -320,14 +319,14 @@ PPO_ATARI: dict[str, Preset] = {
     "atari-ppo-device": Preset(
         "atari/Pong",
         PPO_SEBULBA["atari-ppo"].source,
-        PPO_SEBULBA["atari-ppo"].values,
+        _ATARI_PPO,
     ),
     "atari-ppo-wide": Preset(
         "atari/Pong",
         "The values of atari-ppo-device, made wide for a GPU: 1,024 environments x 32 steps in 32 minibatches of 1,024 "
         "(four times the paper's), the rate twice the paper's (Krizhevsky 2014's square-root rule).",
         {
-            **PPO_SEBULBA["atari-ppo"].values,
+            **_ATARI_PPO,
             "num_envs": 1024,
             "rollout_length": 32,
             "num_minibatches": 32,
