@@ -24,7 +24,8 @@ from jax.sharding import PartitionSpec as P
 from podium.agent import ActOutput
 from podium.ops import returns
 from podium.ops.distributions import Categorical, DiagGaussian
-from podium.torsos import Torso, apply_module, check_choice, check_sizes, make_torso
+from podium.ranges import check_choice
+from podium.torsos import Torso, apply_module, check_sizes, make_torso
 from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree
 
 NARROW = 5

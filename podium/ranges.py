@@ -55,6 +55,12 @@ def check_fields(
             raise ValueError(f"{name}={value!r} must be {rule}; {remedy}.")
 
 
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise ValueError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(choices)}.")
+
+
 def check_positive(**values: Any) -> None:
     """Raise ValueError for a value that is not a positive integer."""
     for name, value in values.items():

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from podium import vision
+from podium.ranges import check_choice
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -150,12 +151,6 @@ def _one_frame(spec: EnvSpec, name: str, smallest: int) -> Array:
 def apply_module(module: nn.Module, params: PyTree, *args: Any) -> Any:
     """Call a module; flax's own type allows for a second result, which there is only on request."""
     return module.apply(params, *args)
-
-
-def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Raise ValueError unless `value` is one of `choices`."""
-    if value not in choices:
-        raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(choices)}.")
 
 
 def check_sizes(name: str, sizes: Sequence[int]) -> None:

@@ -1,8 +1,9 @@
-"""LocalSGD: workers that learn alone and now and then take the mean of what they know (parameter averaging).
+"""LocalSGD: workers that learn alone and now and then average what they know, with all others or with neighbours.
 
-McDonald et al. 2010; Stich 2019, "Local SGD Converges Fast and Communicates Little". All in one compiled program: a
-worker is a share of the environments with an agent's State of its own, and only the averaging crosses devices. Over
-environments on the CPU an actor of each worker steps its share, and one program lets all learn.
+McDonald et al. 2010; Stich 2019, "Local SGD Converges Fast and Communicates Little"; among neighbours Lian et al. 2017
+and Assran et al. 2019 (`podium.gossip`). All in one compiled program: a worker is a share of the environments with an
+agent's State of its own, and only the averaging crosses devices. Over environments on the CPU an actor of each worker
+steps its share, and one program lets all learn.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from podium import distributed, episodes, keys
+from podium import distributed, episodes, gossip, keys
 from podium.agent import Agent
 from podium.devices import Devices, make_mesh, resolve_devices
 from podium.env import Env
@@ -45,9 +46,11 @@ from podium.placement.contract import (
     nbytes,
     shares,
 )
-from podium.ranges import check_divides, check_fields
+from podium.ranges import check_choice, check_divides, check_fields
 from podium.rollout import RolloutState, map_envs, specs_of
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
+
+MIXES = ("mean", *get_args(gossip.Graph))
 
 BY_WORKER = P("env")
 """How what each worker has lies along the mesh."""
@@ -68,6 +71,9 @@ class LocalSGD(Placement):
       workers: divide the environments among them; None for one a device.
       average_every: iterations between averages. With 1, and one step of plain gradient descent an iteration, the
         workers together take the step of the global gradient.
+      mix: whom a worker averages with: "mean" with all; "ring" with its two neighbours; "exponential" with one, which
+        stands 1, 2, 4, ... places further from average to average. Among neighbours no sum over all is ever taken but
+        when a chunk ends: the agent's State is then the workers' mean, and `worker_distance` their distance from it.
       devices: a number (of each process, where there are several), a sequence of devices, or None for as many as
         divide `workers`.
       actor_timeout: seconds without a step after which a worker whose environments are on the CPU counts as hung, and
@@ -78,6 +84,7 @@ class LocalSGD(Placement):
 
     workers: int | None = None
     average_every: int = 4
+    mix: Literal["mean"] | gossip.Graph = "mean"
     devices: Devices = None
     actor_timeout: float = 60.0
 
@@ -94,7 +101,8 @@ class LocalSGD(Placement):
             )
         lanes = resolve_lanes(acting, acting.num_envs, rollout_length, requested=asked.num_lanes)
         sizes = Sizes(num_envs, rollout_length, 1, lanes)
-        averaging = _Averaging(acting, sizes, workers, self.average_every, make_mesh(devices, "env"))
+        rounds = [] if self.mix == "mean" else gossip.neighbours(self.mix, workers)
+        averaging = _Averaging(acting, sizes, workers, self.average_every, rounds, make_mesh(devices, "env"))
         loop = averaging.loop(asked.max_updates, devices, self.actor_timeout)
         layout = f"{'HostLocalSGD' if acting.on_host else 'LocalSGD'} of {workers} workers"
         report, additions = partial(self._explain, num_envs), {**ADDITIONS, "worker_distance": "mean"}
@@ -113,6 +121,7 @@ class LocalSGD(Placement):
 
     def _resolve(self) -> tuple[list[jax.Device], int]:
         check_fields(self, counts=("workers", "average_every"), positive=("actor_timeout",))
+        check_choice("mix", self.mix, MIXES)
         devices = resolve_devices(self.devices)
         workers = len(devices) if self.workers is None else self.workers
         if self.devices is None and distributed.num_processes() == 1:
@@ -122,6 +131,8 @@ class LocalSGD(Placement):
             raise ValueError(
                 f"workers={workers} is not divisible by devices={len(devices)}; use workers={more}, or fewer devices."
             )
+        if self.mix != "mean" and workers == 1:
+            raise ValueError(f'mix="{self.mix}": workers=1 has no neighbour to mix with; use workers=2, or mix="mean".')
         return devices, workers
 
     def _explain(self, num_envs: int | None, amounts: Mapping[str, int | None]) -> Report:
@@ -134,13 +145,14 @@ class LocalSGD(Placement):
         ways = {
             "observations": "environments on the host to workers",
             "actions": "workers to environments on the host",
-            "what workers know": "averaged among devices",
+            "what workers know": "averaged among devices" if self.mix == "mean" else f"between neighbours ({self.mix})",
         }
         moves = [Move(name, ways[name], amount) for name, amount in amounts.items() if amount != 0]
-        title = "LocalSGD: workers step environments, act and learn alone; then they take the mean."
+        whose = "the mean" if self.mix == "mean" else "the mean with their neighbours"
+        title = f"LocalSGD: workers step environments, act and learn alone; then they take {whose}."
         often = "every iteration" if self.average_every == 1 else f"every {self.average_every} iterations"
-        stale = "never; each acts with its own newest parameters, which differ from the others' until the mean"
-        waits = "workers for one another when they take the mean"
+        stale = f"never; each acts with its own newest parameters, which differ from the others' until {whose}"
+        waits = f"workers for one another when they take {whose}"
         return Report(title, roles, moves, stale=f"{stale}, {often}.", waits=f"{waits}, {often}.")
 
 
@@ -150,7 +162,7 @@ class LocalSGDState(NamedTuple):
     Attributes:
       key: as `RunState` has it.
       update: int32, iterations done.
-      agent: the mean of the workers' States at the last average or the end of the last chunk.
+      agent: the mean of the workers' States at the end of the last chunk, or at the last average with all since then.
       workers: their States, [W, ...].
       replay: of each worker, [W, ...], or `()`.
       rollout: where the environments of each worker stand, [W, B / W, ...], or `()` where they are on the CPU.
@@ -165,7 +177,16 @@ class LocalSGDState(NamedTuple):
 
 
 class LocalSGDLoop(ActorLearnerLoop):
-    """An actor of each worker plays with that worker's parameters; an update takes one rollout of each."""
+    """An actor of each worker plays with that worker's parameters; an update takes one rollout of each.
+
+    Args:
+      learner, actors: see `ActorLearnerLoop`.
+      settle: see `CompiledLoop`.
+    """
+
+    def __init__(self, learner: Learner, actors: ActorPool, settle: Callable[..., tuple[Any, Metrics]]):
+        super().__init__(learner, actors)
+        self.settle = settle
 
     def update(self, state: Any, number: int) -> tuple[Any, Metrics]:
         """Do update `number`."""
@@ -177,7 +198,9 @@ class LocalSGDLoop(ActorLearnerLoop):
     def chunk(self, state: Any, num_updates: int) -> tuple[Any, Metrics]:
         """Do `num_updates` updates; see `Loop.chunk`."""
         state, metrics = super().chunk(state, num_updates)
-        return jax.jit(_settled, donate_argnums=0, out_shardings=self.learner.shardings)(state), metrics
+        settle = jax.jit(self.settle, donate_argnums=0, out_shardings=(self.learner.shardings, None))
+        state, metrics = settle(state, metrics, num_updates)
+        return state, jax.device_get(metrics)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -189,6 +212,7 @@ class _Averaging:
       sizes: of all workers together, but for the lanes, which are those of each.
       workers: W.
       average_every: iterations between averages.
+      rounds: of gossip (`gossip.neighbours`); none where the average is over all.
       mesh: of the devices.
     """
 
@@ -196,13 +220,14 @@ class _Averaging:
     sizes: Sizes
     workers: int
     average_every: int
+    rounds: Sequence[tuple[int, ...]]
     mesh: Mesh
 
     def loop(self, max_updates: int, devices: list[jax.Device], timeout: float) -> Loop:
         """Return what trains: one compiled program, or actors on the host beside one that learns."""
         if not self.acting.on_host:
             return CompiledLoop(
-                self.start, self._partition, self._iterate, self.mesh, self.sizes, max_updates, settle=_settled
+                self.start, self._partition, self._iterate, self.mesh, self.sizes, max_updates, settle=self.settle
             )
         acting, sizes = self.acting, self.sizes
         shapes = acting.shapes(sizes.rollout_length, sizes.num_envs)
@@ -213,7 +238,7 @@ class _Averaging:
         places = [devices[worker * len(devices) // self.workers] for worker in range(self.workers)]
         own = lambda params, worker: jax.tree.map(lambda x: x[worker], params)
         compile = partial(compile_actors, acting, places, 0)
-        return LocalSGDLoop(learner, ActorPool(compile, places, timeout, lockstep=True, pick=own))
+        return LocalSGDLoop(learner, ActorPool(compile, places, timeout, lockstep=True, pick=own), self.settle)
 
     def start(self, key: Key) -> LocalSGDState:
         """Return the first state."""
@@ -274,7 +299,8 @@ class _Averaging:
         workers = jax.vmap(agent.observe, in_axes=(0, None))(workers, trajectory)
         update = state.update + 1
         apart = lambda workers: (state.agent, workers, jnp.full((), jnp.nan))
-        mean, workers, distance = jax.lax.cond(update % self.average_every == 0, self._average, apart, workers)
+        average = partial(self._gossip, state) if self.rounds else self._average
+        mean, workers, distance = jax.lax.cond(update % self.average_every == 0, average, apart, workers)
         metrics = {**jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics), "worker_distance": distance}
         state = LocalSGDState(state.key, update, mean, workers, replay, state.rollout)
         return state, metrics, rollout_finite(agent, trajectory)
@@ -301,6 +327,20 @@ class _Averaging:
         agent = _mean(workers)
         return agent, self._each(agent), _distance(workers, agent)
 
+    def _gossip(self, state: LocalSGDState, workers: PyTree) -> tuple[PyTree, PyTree, Array]:
+        """Return what `_average` does, but each worker's mean with its neighbours, and no mean of all."""
+        share = partial(gossip.mix, rounds=self.rounds, num_devices=self.mesh.size, axis="env")
+        mixed = self._on_devices(lambda workers, number: share(workers, number=number), in_specs=(BY_WORKER, P()))
+        return state.agent, mixed(workers, state.update // self.average_every), jnp.full((), jnp.nan)
+
+    def settle(self, state: LocalSGDState, metrics: Metrics, number: Array) -> tuple[LocalSGDState, Metrics]:
+        """Return a chunk's state, whose `agent` is the mean of what the workers know now, and metrics."""
+        state = state._replace(agent=_mean(state.workers))
+        if self.rounds:
+            apart = jnp.asarray(metrics["worker_distance"]).at[number - 1].set(_distance(state.workers, state.agent))
+            metrics = {**metrics, "worker_distance": apart}
+        return state, metrics
+
     def adopt(self, state: LocalSGDState, agent: PyTree, update: int) -> LocalSGDState:
         """Return a first state with another run's State of the agent for every worker."""
         where = jax.tree.map(lambda x: x.sharding, state.workers)
@@ -311,14 +351,11 @@ class _Averaging:
         """Return the bytes that move in an update; those of the averages are spread over all updates."""
         agent, spec = self.acting.agent, self.acting.spec
         state = jax.eval_shape(lambda key: agent.init(key, spec), jax.random.key(0))
-        known = nbytes([x for x in jax.tree.leaves(state) if _averaged(x)]) // self.average_every
+        known = nbytes([x for x in jax.tree.leaves(state) if _averaged(x)])
+        heard = [gossip.received(offset, self.workers, self.mesh.size) for offsets in self.rounds for offset in offsets]
+        times = sum(heard) / len(self.rounds) if self.rounds else float(self.mesh.size > 1)
         acted = self.acting.bytes_moved(self.sizes.num_envs)
-        return {**acted, "what workers know": known if self.mesh.size > 1 else 0}
-
-
-def _settled(state: LocalSGDState) -> LocalSGDState:
-    """Return the state as a chunk hands it over: its `agent` is the mean of what the workers know now."""
-    return state._replace(agent=_mean(state.workers))
+        return {**acted, "what workers know": int(known * times) // self.average_every}
 
 
 def _join(trajectories: Trajectory) -> Trajectory:

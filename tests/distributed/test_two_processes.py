@@ -55,7 +55,7 @@ def finish(processes: list[subprocess.Popen[str]], seconds: float = 240) -> list
     "cases",
     [
         ["sebulba-ppo", "sebulba-impala"],
-        pytest.param(["sebulba-a2c", "sebulba-dqn", "anakin-ppo", "anakin-dqn"], marks=pytest.mark.slow),
+        pytest.param(["sebulba-a2c", "sebulba-dqn", "anakin-ppo", "anakin-dqn", "ring-ppo"], marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )
@@ -68,7 +68,7 @@ def test_two_processes_of_one_device_are_one_process_of_two(cases: list[str], tm
     expected = {}
     for case in cases:
         where, agent = case.split("-")
-        two = 2 if where == "anakin" else jax.devices()[:2]
+        two = jax.devices()[:2] if where == "sebulba" else 2
         expected[case] = worker.run(worker.placement(where, two), agent)
     for code, _, err in finish(processes):
         assert code == 0, err
@@ -76,7 +76,8 @@ def test_two_processes_of_one_device_are_one_process_of_two(cases: list[str], tm
         first, second = ({**np.load(tmp_path / f"{case}.{number}.npz")} for number in range(2))
         for name, leaf in first.items():
             np.testing.assert_array_equal(leaf, second[name], err_msg=name)
-        assert set(first["collectives"].tolist()) == {"all-reduce"}, case
+        kinds = {"all-reduce", *(["collective-permute"] if case.startswith("ring") else [])}
+        assert set(first["collectives"].tolist()) == kinds, case
         for name, leaf in params.items():
             np.testing.assert_allclose(first[name], leaf, atol=1e-5, err_msg=f"{case} {name}")
         for name in ("episodes", "episode_return_sum"):  # Of the environments of both.

@@ -33,7 +33,7 @@ def run(placement: Any, name: str) -> tuple[dict[str, np.ndarray], dict[str, Any
     try:
         state, metrics = program.chunk(program.init(0), updates)
         leaves = jax.tree_util.tree_leaves_with_path(program.agent_state(state))
-        text = (program.loop if isinstance(placement, podium.Anakin) else program.loop.learner).compiled_text()
+        text = (program.loop.learner if isinstance(placement, podium.Sebulba) else program.loop).compiled_text()
         kinds = r"\s(all-\w+|collective-\w+|reduce-scatter)(?:-start)?\("
         found = sorted(set(re.findall(kinds, text)))
         return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}, metrics, found
@@ -42,9 +42,11 @@ def run(placement: Any, name: str) -> tuple[dict[str, np.ndarray], dict[str, Any
 
 
 def placement(name: str, devices: Any = 1) -> Any:
-    """Return Anakin, or Sebulba in lockstep, on `devices` of each process."""
+    """Return Anakin, LocalSGD of four workers on a ring, or Sebulba in lockstep, on `devices` of each process."""
     if name == "anakin":
         return podium.Anakin(devices)
+    if name == "ring":
+        return podium.LocalSGD(4, average_every=1, mix="ring", devices=devices)
     return podium.Sebulba(devices, devices, lockstep=True)
 
 

@@ -190,6 +190,46 @@ def test_only_averages_cross_devices_and_only_when_due() -> None:
     assert largest_sums(text, within_conditional=True) >= 16
 
 
+def test_two_on_a_ring_take_the_mean_of_all() -> None:
+    agent, updates = AGENTS["ppo"]
+    ring, metrics, _ = run(podium.LocalSGD(workers=2, average_every=1, mix="ring"), agent, updates)
+    mean, _, _ = run(podium.LocalSGD(workers=2, average_every=1), agent, updates)
+    close(ring, mean)
+    assert metrics["worker_distance"][-1] == 0
+
+
+@pytest.mark.parametrize("mix", ["ring", "exponential"])
+def test_among_neighbours_the_number_of_devices_changes_nothing(mix: Any) -> None:
+    agent, updates = AGENTS["ppo"]
+    one, metrics, state = run(podium.LocalSGD(workers=4, average_every=1, mix=mix, devices=1), agent, updates)
+    # The agent is the workers' mean, and a chunk's last row says how far they stand from it.
+    numbers = [x for x in jax.tree.leaves(state.workers) if jnp.issubdtype(x.dtype, jnp.floating)]
+    apart = [np.asarray(x) - np.asarray(x).mean(0) for x in numbers]
+    expected = np.sqrt(sum(np.square(x).sum() for x in apart) / sum(x.size for x in apart))
+    assert np.isnan(metrics["worker_distance"][:-1]).all()
+    np.testing.assert_allclose(metrics["worker_distance"][-1], expected, 1e-4)
+    assert expected > 1e-5
+    close(one.params, jax.tree.map(lambda x: np.asarray(x).mean(0), state.workers.params))
+    several, _, _ = run(podium.LocalSGD(workers=4, average_every=1, mix=mix, devices=4), agent, updates)
+    close(one, several)
+
+
+def test_among_neighbours_only_permutes_carry_what_workers_know() -> None:
+    agent, _ = AGENTS["ppo"]
+    program = podium.LocalSGD(workers=4, average_every=2, mix="ring", devices=4).build(
+        agent, podium.envs.make("podium/Catch"), num_envs=NUM_ENVS, rollout_length=LENGTH, max_updates=4
+    )
+    text = program.loop.compiled_text()
+    pattern = r"= .*?\s(all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+    found = re.findall(pattern, text)
+    assert set(found) == {"all-reduce", "collective-permute"}
+    assert found.count("collective-permute") == 2
+    assert largest_sums(text, within_conditional=False) <= 64
+    assert largest_sums(text, within_conditional=True) == 0
+    size = sum(4 * x.size for x in jax.tree.leaves(program.agent_state(program.init(0))) if x.dtype == np.float32)
+    assert re.search(rf"what workers know +between neighbours \(ring\) +{size / 1000:.3g} kB", str(program.explain()))
+
+
 def test_it_says_who_runs_where_and_what_moves() -> None:
     agent, _ = AGENTS["ppo"]
     placement = podium.LocalSGD(workers=4, average_every=2, devices=2)
@@ -208,6 +248,8 @@ def test_it_says_who_runs_where_and_what_moves() -> None:
         ({"workers": 0}, {}, "workers=0 must be an integer of 1 or more"),
         ({"average_every": 0.5}, {}, "average_every=0.5 must be an integer of 1 or more"),
         ({"workers": 3, "devices": 2}, {}, "workers=3 is not divisible by devices=2; use workers=4"),
+        ({"workers": 1, "mix": "ring"}, {}, 'mix="ring": workers=1 has no neighbour'),
+        ({"workers": 4, "mix": "star"}, {}, "mix='star' is unknown; use one of mean, ring, exponential"),
         ({"workers": 5}, {}, "num_envs=16 is not divisible by workers=5; use 15 or 20"),
         ({"workers": 4}, {"seeds": 2}, "LocalSGD runs one seed"),
     ],
@@ -256,3 +298,18 @@ def test_it_learns(name: str) -> None:
         progress=False,
     )
     assert result.summary["eval_return"] >= 0.9
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("mix", ["ring", "exponential"])
+def test_it_learns_among_neighbours(mix: Any) -> None:
+    result = podium.train(
+        ppo.make(ppo.Config(learning_rate=1e-3)),
+        "podium/Catch",
+        num_steps=200_000,
+        num_envs=64,
+        rollout_length=32,
+        placement=podium.LocalSGD(workers=8, mix=mix, devices=8),
+        progress=False,
+    )
+    assert result.summary["eval_return"] >= 0.95
