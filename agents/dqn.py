@@ -9,7 +9,6 @@ environments at once, and episodes cut by a time limit are bootstrapped from.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ from podium.agent import ActOutput, Agent, Aux, Plan, Replay
 from podium.networks import Network, q_network
 from podium.ops.counts import Count
 from podium.ops.statistics import count_valid, masked_means
+from podium.ranges import check_fields, check_value, is_on, is_traced
 from podium.replay import Batch
 from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree, Trajectory
 
@@ -174,7 +174,7 @@ def make(
         network = q_network(config.hidden_sizes, config.activation, config.dueling, config.torso, config.dtype)
     if network.recurrent:
         raise ValueError("network has memory, but dqn replays single steps; pass one without, or use recurrent ppo.")
-    clip = optax.clip_by_global_norm(config.max_grad_norm) if config.max_grad_norm > 0 else optax.identity()
+    clip = optax.clip_by_global_norm(config.max_grad_norm) if is_on(config.max_grad_norm) else optax.identity()
     optimizer = optax.flatten(optax.chain(clip, optax.adam(config.learning_rate, eps=config.adam_eps)))
 
     def init(key: Key, spec: EnvSpec) -> State:
@@ -258,30 +258,19 @@ def select(value: Array, action: Array) -> Array:
 
 def _check(config: Config) -> None:
     """Refuse what is out of range; `replay.uniform` and `q_network` check the fields that are theirs."""
-    for name in ("learning_rate", "huber_delta", "adam_eps"):
-        value = getattr(config, name)
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name}={value} must be finite and greater than 0; {getattr(Config, name)} is usual.")
-    if not 0 <= config.max_grad_norm < math.inf:
-        raise ValueError(f"max_grad_norm={config.max_grad_norm} must be finite and 0 or more; use 0 for no bound.")
-    if not 0 <= config.samples_per_insert < math.inf:
-        raise ValueError(
-            f"samples_per_insert={config.samples_per_insert} must be finite and 0 or more; use 0 to go by num_updates."
-        )
-    for name in ("target_update_period", "epsilon_decay_steps"):
-        value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={value!r} must be an integer of 1 or more; use at least 1.")
-    if not 0 < config.tau <= 1:
-        raise ValueError(f"tau={config.tau} must be greater than 0 and at most 1; use 1 to copy.")
-    if not 0 <= config.epsilon_start <= 1:
-        raise ValueError(f"epsilon_start={config.epsilon_start} must lie between 0 and 1; 1.0 is usual.")
-    if not 0 <= config.epsilon_end <= config.epsilon_start:
+    check_fields(
+        config,
+        positive=("learning_rate", "huber_delta", "adam_eps"),
+        not_negative=("max_grad_norm",),
+        fractions=("epsilon_start", "epsilon_end"),
+        shares=("tau",),
+        counts=("target_update_period", "epsilon_decay_steps"),
+        flags=("double", "dueling"),
+    )
+    check_value("samples_per_insert", config.samples_per_insert, "sizes", "use 0 to go by num_updates")
+    bounds = config.epsilon_start, config.epsilon_end
+    if not any(map(is_traced, bounds)) and config.epsilon_end > config.epsilon_start:
         raise ValueError(
             f"epsilon_end={config.epsilon_end} must lie between 0 and epsilon_start={config.epsilon_start}; "
             f"use {min(0.05, config.epsilon_start)}."
         )
-    for name in ("double", "dueling"):
-        value = getattr(config, name)
-        if not isinstance(value, bool):
-            raise ValueError(f"{name}={value!r} must be True or False; {getattr(Config, name)} is usual.")

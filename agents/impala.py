@@ -27,7 +27,7 @@ from podium.networks import ActorCritic, ActorCriticConfig, Network
 from podium.ops import losses, optimizers, returns
 from podium.ops.counts import Count
 from podium.ops.statistics import count_rows, count_valid
-from podium.ranges import check_fields
+from podium.ranges import check_fields, is_traced
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
 
 
@@ -219,5 +219,5 @@ def _check(config: Config) -> None:
         fractions=("gamma", "vtrace_lambda", "rmsprop_decay"),
         counts=("num_minibatches",),
     )
-    if config.c_bar > config.rho_bar:
+    if not (is_traced(config.c_bar) or is_traced(config.rho_bar)) and config.c_bar > config.rho_bar:
         raise ValueError(f"c_bar={config.c_bar} must be at most rho_bar={config.rho_bar}; use {config.rho_bar}.")

@@ -28,7 +28,7 @@ from podium.networks import ActorCritic, ActorCriticConfig, Network
 from podium.ops import optimizers, returns, statistics
 from podium.ops.counts import Count
 from podium.ops.statistics import RunningStats, count_rows, masked_mean, masked_means
-from podium.ranges import check_fields
+from podium.ranges import check_fields, is_on
 from podium.types import Array, DiscreteSpec, EnvSpec, Key, Metrics, PyTree, Trajectory
 
 
@@ -146,7 +146,7 @@ def loss(config: Config, output: ActorCritic, batch: Batch) -> tuple[Array, Metr
     clipped = jnp.clip(ratio, 1 - config.clip_epsilon, 1 + config.clip_epsilon)
 
     error = jnp.square(output.value - batch.target)
-    if config.value_clip > 0:
+    if is_on(config.value_clip):
         near = batch.value + jnp.clip(output.value - batch.value, -config.value_clip, config.value_clip)
         error = jnp.maximum(error, jnp.square(near - batch.target))
     means = masked_means(
@@ -215,7 +215,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         reward = trajectory.reward
         if state.return_stats is not None:
             reward = reward / state.return_stats.scale()
-            if config.normalized_reward_bound:
+            if is_on(config.normalized_reward_bound):
                 reward = jnp.clip(reward, -config.normalized_reward_bound, config.normalized_reward_bound)
         cut = trajectory.truncated & ~trajectory.terminated
         reached = trajectory.next_obs, trajectory.extras.memory
@@ -280,7 +280,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         config=config,
         statistics=statistics_of,
         policy_mask=policy_mask,
-        stops=stops if config.target_kl else None,
+        stops=stops if is_on(config.target_kl) else None,
         reward_discount=config.gamma if config.normalize_reward else None,
     )
 
@@ -305,7 +305,7 @@ def _check(config: Config) -> None:
         fractions=("gamma", "gae_lambda"),
         counts=("num_epochs", "num_minibatches"),
     )
-    if config.normalized_reward_bound and not config.normalize_reward:
+    if is_on(config.normalized_reward_bound) and not config.normalize_reward:
         raise ValueError(
             f"normalized_reward_bound={config.normalized_reward_bound} bounds normalised rewards only; use it with "
             "normalize_reward=True, or leave it out."

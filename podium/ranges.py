@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
 
 
 def nearest_multiples(number: int, unit: int) -> str:
@@ -17,42 +20,100 @@ def nearest_multiples(number: int, unit: int) -> str:
     return f"{low} or {high}" if low else str(high)
 
 
+class _Rule(NamedTuple):
+    """What a number must be; `traced` says whether it may be known only when a program runs."""
+
+    holds: Callable[[Any], bool]
+    words: str
+    traced: bool = True
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+_RULES = {
+    "flags": _Rule(lambda x: isinstance(x, bool), "True or False", traced=False),
+    "counts": _Rule(lambda x: _is_integer(x) and x >= 1, "an integer of 1 or more", traced=False),
+    "naturals": _Rule(lambda x: _is_integer(x) and x >= 0, "an integer of 0 or more", traced=False),
+    "sizes": _Rule(lambda x: 0 <= x < math.inf, "finite and 0 or more", traced=False),
+    "positive": _Rule(lambda x: 0 < x < math.inf, "finite and greater than 0"),
+    "not_negative": _Rule(lambda x: 0 <= x < math.inf, "finite and 0 or more"),
+    "fractions": _Rule(lambda x: 0 <= x <= 1, "between 0 and 1"),
+    "shares": _Rule(lambda x: 0 < x <= 1, "greater than 0 and at most 1"),
+}
+
+
+def is_traced(value: Any) -> bool:
+    """Say whether a number is known only when a program runs, as one that `jax.vmap` or `jax.jit` hands in."""
+    return isinstance(value, jax.core.Tracer)
+
+
+def is_on(value: Any) -> bool:
+    """Say whether a number that switches something off at 0 is another; one that is traced counts as another."""
+    return is_traced(value) or bool(value != 0)
+
+
 def check_fields(
     config: Any,
     positive: Sequence[str] = (),
     not_negative: Sequence[str] = (),
     fractions: Sequence[str] = (),
+    shares: Sequence[str] = (),
     counts: Sequence[str] = (),
     naturals: Sequence[str] = (),
+    flags: Sequence[str] = (),
 ) -> None:
     """Refuse a config with a field out of range; None passes where it is the field's default.
+
+    Numbers may be traced, so that one program has settings as its data; their ranges are for the caller to check then.
 
     Args:
       config: a dataclass.
       positive: names of fields that must be finite and above 0.
       not_negative: finite and 0 or more.
       fractions: 0 to 1.
-      counts: integers of 1 or more.
-      naturals: integers of 0 or more.
+      shares: above 0 and up to 1.
+      counts: integers of 1 or more; sizes, which cannot be traced.
+      naturals: integers of 0 or more, likewise.
+      flags: True or False, likewise.
 
     Raises:
       ValueError: naming the first such field, its value and the rule.
     """
-    is_integer = lambda x: isinstance(x, int) and not isinstance(x, bool)
-    rules: list[tuple[Sequence[str], Callable[[Any], bool], str]] = [
-        (counts, lambda x: is_integer(x) and x >= 1, "an integer of 1 or more"),
-        (naturals, lambda x: is_integer(x) and x >= 0, "an integer of 0 or more"),
-        (positive, lambda x: 0 < x < math.inf, "finite and greater than 0"),
-        (not_negative, lambda x: 0 <= x < math.inf, "finite and 0 or more"),
-        (fractions, lambda x: 0 <= x <= 1, "between 0 and 1"),
-    ]
-    for names, holds, rule in rules:
+    named = {
+        "flags": flags,
+        "counts": counts,
+        "naturals": naturals,
+        "positive": positive,
+        "not_negative": not_negative,
+        "fractions": fractions,
+        "shares": shares,
+    }
+    for rule, names in named.items():
         for name in names:
             value, usual = getattr(config, name), getattr(type(config), name)
-            if value is usual is None or holds(value):
-                continue
-            remedy = "leave it out to have it chosen" if usual is None else f"{usual} is usual"
-            raise ValueError(f"{name}={value!r} must be {rule}; {remedy}.")
+            if value is not None or usual is not None:
+                remedy = "leave it out to have it chosen" if usual is None else f"{usual} is usual"
+                check_value(name, value, rule, remedy)
+
+
+def check_value(name: str, value: Any, rule: str, remedy: str) -> None:
+    """Refuse a value that breaks a rule: an argument of `check_fields` by name, or "sizes", not negative nor traced.
+
+    >>> check_value("gamma", 1.5, "fractions", "0.99 is usual")
+    Traceback (most recent call last):
+    ValueError: gamma=1.5 must be between 0 and 1; 0.99 is usual.
+
+    Raises:
+      ValueError: the name, the value, the rule and the remedy.
+    """
+    holds, words, traced = _RULES[rule]
+    if is_traced(value):
+        if not traced:
+            raise ValueError(f"{name} is traced, but must be {words} when the program is made; it cannot vary within.")
+    elif not holds(value):
+        raise ValueError(f"{name}={value!r} must be {words}; {remedy}.")
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from podium.agent import Replay
 from podium.ops import sum_tree
-from podium.ranges import nearest_multiples
+from podium.ranges import check_value, nearest_multiples
 from podium.types import Array, Key, PyTree, Trajectory
 
 # Rows are counted and indexed in int32.
@@ -462,16 +462,10 @@ def _check_rows(buffer_capacity: int, num_envs: int, rollout_length: int, n_step
 def _check_prioritized(
     priority_exponent: float, importance_exponent: float, annealing_updates: int, smallest_priority: float
 ) -> None:
-    for name, value, usual in (
-        ("priority_exponent", priority_exponent, 0.6),
-        ("importance_exponent", importance_exponent, 0.4),
-    ):
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name}={value} must lie between 0 and 1; {usual} is usual.")
-    if isinstance(annealing_updates, bool) or not isinstance(annealing_updates, int) or annealing_updates < 0:
-        raise ValueError(f"annealing_updates={annealing_updates!r} must be an integer of 0 or more; use 0 for none.")
-    if not 0 < smallest_priority < np.inf:
-        raise ValueError(f"smallest_priority={smallest_priority} must be finite and greater than 0; 1e-6 is usual.")
+    check_value("priority_exponent", priority_exponent, "fractions", "0.6 is usual")
+    check_value("importance_exponent", importance_exponent, "fractions", "0.4 is usual")
+    check_value("annealing_updates", annealing_updates, "naturals", "use 0 for none")
+    check_value("smallest_priority", smallest_priority, "positive", "1e-6 is usual")
 
 
 def _check(
@@ -485,8 +479,7 @@ def _check(
         "n_step": n_step,
     }
     for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"{name}={value!r} must be an integer of 1 or more; use at least 1.")
+        check_value(name, value, "counts", "use at least 1")
     if buffer_capacity > _MAX_CAPACITY:
         raise ValueError(f"buffer_capacity={buffer_capacity} must be less than 2**31; use {_MAX_CAPACITY} or less.")
     if min_replay_size > buffer_capacity:
@@ -494,5 +487,4 @@ def _check(
             f"min_replay_size={min_replay_size} is more than buffer_capacity={buffer_capacity}, so learning would "
             f"never start; use {buffer_capacity} or less."
         )
-    if not 0 <= gamma <= 1:
-        raise ValueError(f"gamma={gamma} must lie between 0 and 1; 0.99 is usual.")
+    check_value("gamma", gamma, "fractions", "0.99 is usual")

@@ -185,6 +185,8 @@ def test_every_field_is_a_flag(agent: str, placement: str) -> None:
 def _another(default: Any, name: str) -> tuple[Any, list[str]]:
     if name in ("engine", "replay_engine"):
         return "ray", ["ray"]
+    if name == "mix":
+        return "ring", ["ring"]
     if name == "late":
         return "weigh", ["weigh"]
     if isinstance(default, bool):

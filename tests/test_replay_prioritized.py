@@ -338,9 +338,9 @@ def test_lanes_on_a_mesh_exchange_one_number_and_give_the_same() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"priority_exponent": -0.1}, "priority_exponent=-0.1 must lie between 0 and 1; 0.6 is usual"),
+        ({"priority_exponent": -0.1}, "priority_exponent=-0.1 must be between 0 and 1; 0.6 is usual"),
         ({"priority_exponent": float("nan")}, "priority_exponent=nan"),
-        ({"importance_exponent": 1.5}, "importance_exponent=1.5 must lie between 0 and 1; 0.4 is usual"),
+        ({"importance_exponent": 1.5}, "importance_exponent=1.5 must be between 0 and 1; 0.4 is usual"),
         ({"annealing_updates": -1}, "annealing_updates=-1 must be an integer of 0 or more"),
         ({"annealing_updates": 0.5}, "annealing_updates=0.5"),
         ({"smallest_priority": 0.0}, "smallest_priority=0.0 must be finite and greater than 0; 1e-6 is usual"),

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from podium.ranges import is_on
 from podium.types import Array, PyTree
 
 OPTIMIZERS = ("adam", "rmsprop")
@@ -35,7 +36,7 @@ def make(name: str, eps: float, max_grad_norm: float = 0.0, decay: float = 0.99)
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"optimizer={name!r} is unknown; use one of {', '.join(OPTIMIZERS)}.")
-    clip = optax.clip_by_global_norm(max_grad_norm) if max_grad_norm > 0 else optax.identity()
+    clip = optax.clip_by_global_norm(max_grad_norm) if is_on(max_grad_norm) else optax.identity()
     scale = optax.scale_by_adam(eps=eps) if name == "adam" else optax.scale_by_rms(decay, eps)
     # One flat vector: a few long kernels instead of many short ones.
     return optax.flatten(optax.chain(clip, scale))
@@ -43,7 +44,7 @@ def make(name: str, eps: float, max_grad_norm: float = 0.0, decay: float = 0.99)
 
 def annealed(learning_rate: float, anneal_steps: int, env_steps: Array) -> Any:
     """Return a rate that falls linearly to 0 over `anneal_steps` environment steps; 0 of them keep it constant."""
-    if not anneal_steps:
+    if not is_on(anneal_steps):
         return learning_rate
     return learning_rate * jnp.maximum(0.0, 1.0 - env_steps / anneal_steps)
 

@@ -1,0 +1,165 @@
+"""Numbers of a configuration may be traced: one program has settings as its data, and each does what it would alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import podium
+from podium import rollout
+from podium.agent import fresh_carry, fresh_past
+from podium.agents import a2c, apex, dqn, impala, ppo
+from podium.learn import learn
+
+B, T, UPDATES = 8, 4, 3
+
+REPLAY: dict[str, Any] = {"batch_size": 16, "min_replay_size": 8, "buffer_capacity": 64, "num_updates": 2}
+CASES: dict[str, tuple[Any, dict[str, Any], dict[str, tuple[float, float]]]] = {
+    "ppo": (
+        ppo,
+        {"num_epochs": 1, "num_minibatches": 2, "normalize_reward": True},
+        {
+            "learning_rate": (1e-3, 1e-2),
+            "anneal_steps": (1e3, 1e4),
+            "gamma": (0.9, 0.99),
+            "gae_lambda": (0.5, 1.0),
+            "clip_epsilon": (0.1, 0.3),
+            "value_clip": (0.1, 0.2),
+            "value_coef": (0.5, 1.0),
+            "entropy_coef": (0.0, 0.05),
+            "max_grad_norm": (0.1, 1.0),
+            "adam_eps": (1e-5, 1e-3),
+            "target_kl": (1e-6, 1.0),
+            "normalized_reward_bound": (1.0, 10.0),
+        },
+    ),
+    "a2c": (
+        a2c,
+        {},
+        {
+            "learning_rate": (1e-3, 1e-2),
+            "anneal_steps": (1e3, 1e4),
+            "gamma": (0.9, 0.99),
+            "gae_lambda": (0.5, 1.0),
+            "value_coef": (0.5, 1.0),
+            "entropy_coef": (0.0, 0.05),
+            "max_grad_norm": (0.1, 1.0),
+            "optimizer_eps": (1e-5, 1e-3),
+            "rmsprop_decay": (0.9, 0.99),
+        },
+    ),
+    "impala": (
+        impala,
+        {},
+        {
+            "learning_rate": (1e-3, 1e-2),
+            "anneal_steps": (1e3, 1e4),
+            "gamma": (0.9, 0.99),
+            "vtrace_lambda": (0.5, 1.0),
+            "rho_bar": (0.9, 2.0),
+            "c_bar": (0.8, 1.0),
+            "value_coef": (0.5, 1.0),
+            "entropy_coef": (0.0, 0.05),
+            "max_grad_norm": (0.1, 1.0),
+            "optimizer_eps": (1e-5, 1e-3),
+            "rmsprop_decay": (0.9, 0.99),
+        },
+    ),
+    "dqn": (
+        dqn,
+        {**REPLAY, "n_step": 2},
+        {
+            "learning_rate": (1e-3, 1e-2),
+            "gamma": (0.9, 0.99),
+            "tau": (0.1, 1.0),
+            "epsilon_start": (0.9, 1.0),
+            "epsilon_end": (0.01, 0.1),
+            "huber_delta": (0.1, 10.0),
+            "max_grad_norm": (0.1, 1.0),
+            "adam_eps": (1e-5, 1e-3),
+        },
+    ),
+    "apex": (
+        apex,
+        REPLAY,
+        {
+            "learning_rate": (1e-3, 1e-2),
+            "gamma": (0.9, 0.99),
+            "priority_exponent": (0.3, 0.6),
+            "importance_exponent": (0.4, 0.9),
+            "smallest_priority": (1e-6, 1e-3),
+            "epsilon_spread": (1.0, 7.0),
+        },
+    ),
+}
+
+
+def train(module: Any, sizes: dict[str, Any], numbers: dict[str, Any]) -> Any:
+    """Return the agent's State after some iterations, by the pure functions alone."""
+    agent = module.make(module.Config(hidden_sizes=(8,), **sizes, **numbers))
+    env, key = podium.envs.make_pure("podium/Catch"), jax.random.key(0)
+    state = agent.init(key, env.spec)
+    standing = rollout.begin(key, env, jnp.arange(B), fresh_carry(agent, env.spec, jnp.arange(B)), fresh_past(agent, B))
+    held: Any = ()
+    for update in range(UPDATES):
+        keys = jax.random.split(jax.random.fold_in(key, update))
+        params, version = agent.actor(state), jnp.int32(update)
+        standing, trajectory, _ = rollout.rollout(keys[0], agent, env, params, standing, T, version)
+        if agent.replay is not None and update == 0:
+            plan = agent.plan(keys[1], state, trajectory)
+            held = agent.replay.init(jax.tree.map(lambda x: x[0, 0], plan.data), B, 1, T)
+        state, held, _ = learn(keys[1], agent, state, held, trajectory, 1)
+    return state
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("ppo", "dqn"))) for name in CASES]
+)
+def test_settings_side_by_side_are_each_alone(name: str) -> None:
+    module, sizes, ranges = CASES[name]
+    together = jax.jit(jax.vmap(lambda numbers: train(module, sizes, numbers)))
+    both = together({field: jnp.array(pair, jnp.float32) for field, pair in ranges.items()})
+    states = []
+    for i in range(2):
+        alone = jax.jit(lambda i=i: train(module, sizes, {field: pair[i] for field, pair in ranges.items()}))()
+        states.append(alone)
+        for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(both), jax.tree.leaves(alone), strict=True):
+            np.testing.assert_allclose(x[i], y, 2e-4, 1e-5, err_msg=f"{i} {jax.tree_util.keystr(path)}")
+    apart = jax.tree.map(lambda x, y: np.abs(x - y).max(), states[0].params, states[1].params)
+    assert max(jax.tree.leaves(apart)) > 1e-3
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_number_with_a_fraction_is_among_them(name: str) -> None:
+    module, _, ranges = CASES[name]
+    shared = {"gamma", "samples_per_insert"}
+    inherited = {field.name for field in dataclasses.fields(dqn.Config)} if name == "apex" else set()
+    fields = {field.name for field in dataclasses.fields(module.Config) if isinstance(field.default, float)}
+    assert fields - inherited <= ranges.keys() | shared
+
+
+@pytest.mark.parametrize(
+    ("module", "field"),
+    [
+        (ppo, "num_epochs"),
+        (impala, "num_minibatches"),
+        (dqn, "n_step"),
+        (dqn, "samples_per_insert"),
+        (apex, "num_actors"),
+    ],
+)
+def test_a_size_cannot_be_traced(module: Any, field: str) -> None:
+    with pytest.raises(ValueError, match=f"{field} is traced, but must be .* it cannot vary within"):
+        jax.eval_shape(lambda x: module.make(module.Config(**{field: x})).init(jax.random.key(0), None), 1.0)
+
+
+def test_what_is_not_traced_is_checked() -> None:
+    with pytest.raises(ValueError, match="tau=0.0 must be greater than 0 and at most 1; 1.0 is usual"):
+        dqn.make(dqn.Config(tau=0.0))
+    with pytest.raises(ValueError, match="double=1 must be True or False; True is usual"):
+        dqn.make(dqn.Config(double=1))  # type: ignore[arg-type]
