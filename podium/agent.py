@@ -85,6 +85,20 @@ class Replay(NamedTuple):
     cut: Callable[[PyTree, Array], PyTree] | None = None
 
 
+class Settings(NamedTuple):
+    """How an agent is several: the same algorithm with other numbers, each run of a program with those of one setting.
+
+    Attributes:
+      number: M of them; the independent runs of a program are M times so many seeds, a setting's seeds side by side.
+      tell: `(State, index) -> State`: gives a fresh State the numbers of setting `index`, 0 to M - 1.
+      bind: `(State) -> Agent`: the agent with the numbers that are in its State; of the same State, without `settings`.
+    """
+
+    number: int
+    tell: Callable[[PyTree, Array], PyTree]
+    bind: Callable[[PyTree], Any]
+
+
 class Agent(NamedTuple):
     """A reinforcement learning agent as pure functions over pytrees.
 
@@ -117,6 +131,7 @@ class Agent(NamedTuple):
         applied, nor is what remains of the iteration's. None where all are; not for agents with a replay.
       reward_discount: gamma of the discounted sums of rewards that the agent's rollouts are to carry
         (`Trajectory.past`), 0 to 1; None for none.
+      settings: where it is one algorithm with several settings (`podium.varied`), else None.
     """
 
     init: Callable[[Key, EnvSpec], PyTree]
@@ -136,6 +151,11 @@ class Agent(NamedTuple):
     policy_mask: Callable[[PyTree], PyTree] | None = None
     stops: Callable[[Metrics], Array] | None = None
     reward_discount: float | None = None
+    settings: Settings | None = None
+
+    def bound(self, state: PyTree) -> Agent:
+        """Return the agent with the numbers that are in its State; itself where it has no `settings`."""
+        return self if self.settings is None else self.settings.bind(state)
 
 
 def fresh_carry(agent: Agent, spec: EnvSpec, index: Array) -> PyTree:

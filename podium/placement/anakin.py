@@ -37,6 +37,7 @@ from podium.placement.contract import (
     roles_on,
     shares,
 )
+from podium.ranges import nearest_multiples
 from podium.rollout import RolloutState, rollout, specs_of
 from podium.types import Array, Key, Metrics, PyTree
 
@@ -61,6 +62,11 @@ class Anakin(Placement):
         if seeds > 1 and distributed.num_processes() > 1:
             raise ValueError(f"seeds={seeds}: several processes run one seed together; start a run for each seed.")
         devices = resolve_devices(self.devices)
+        if agent.settings and seeds % agent.settings.number:
+            raise ValueError(
+                f"seeds={seeds} is not divisible by the {agent.settings.number} settings of {agent.name}; use "
+                f"{nearest_multiples(seeds, agent.settings.number)}."
+            )
         acting = make_acting(agent, env, num_envs, rollout_length)
         by_seed = seeds > 1 and seeds % len(devices) == 0
         lanes = resolve_lanes(acting, num_envs, rollout_length, 1 if by_seed else len(devices), asked.num_lanes)
@@ -119,18 +125,17 @@ class _Iteration:
 
     def __call__(self, state: RunState) -> tuple[RunState, Metrics, Array]:
         """Collect a rollout with the current policy, and learn from it."""
-        agent, (rollout_key, learn_key) = self.acting.agent, keys.iteration(state.key, state.update)
-        collected = self._collect(rollout_key, agent.actor(state.agent), state.rollout, state.update)
+        agent, (rollout_key, learn_key) = self.acting.agent.bound(state.agent), keys.iteration(state.key, state.update)
+        collected = self._collect(rollout_key, agent, agent.actor(state.agent), state.rollout, state.update)
         following, trajectory, ended = collected
         learned = learn(learn_key, agent, state.agent, state.replay, trajectory, self.sizes.num_lanes)
         metrics = {**learned.metrics, **episodes.summarize(ended)}
         state = RunState(state.key, state.update + 1, learned.state, learned.replay, following)
         return state, metrics, rollout_finite(agent, trajectory)
 
-    def _collect(self, key: Key, params: PyTree, state: RolloutState, version: Array) -> Any:
+    def _collect(self, key: Key, agent: Agent, params: PyTree, state: RolloutState, version: Array) -> Any:
         def local(key: Key, params: PyTree, state: RolloutState, version: Array) -> Any:
-            agent, env, length = self.acting.agent, self.acting.env, self.sizes.rollout_length
-            return rollout(key, agent, env, params, state, length, version)
+            return rollout(key, agent, self.acting.env, params, state, self.sizes.rollout_length, version)
 
         rows: Any = P(None, "env")
         specs, out_specs = (P(), P(), P("env"), P()), (P("env"), specs_of("env"), Ended(rows, rows, rows))
@@ -148,9 +153,12 @@ class _Iteration:
         first = lambda key: start(key, self.acting, self.sizes)
         if self.sizes.seeds == 1:
             return first(key)
-        seed_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(self.sizes.seeds))
+        settings, runs = self.acting.agent.settings, jnp.arange(self.sizes.seeds)
+        seeds = self.sizes.seeds // (settings.number if settings else 1)  # Those of every setting are the same.
+        seed_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, runs % seeds)
         # One after another: batched QR (orthogonal weights) on several CPU threads deadlocks XLA's pool, 3 times in 4.
-        return jax.lax.map(first, seed_keys)
+        state = jax.lax.map(first, seed_keys)
+        return state._replace(agent=jax.vmap(settings.tell)(state.agent, runs // seeds)) if settings else state
 
     def partition(self, shapes: RunState) -> RunState:
         """Return a PartitionSpec for every leaf of the state."""

@@ -370,7 +370,7 @@ class Placement:
           ValueError: for a size that does not fit, before anything is compiled.
         """
         asked = Asked(num_envs, rollout_length, seeds, num_lanes, max_updates)
-        self._check_asked(env, asked)
+        self._check_asked(agent, env, asked)
         return self.program(agent, env, asked)
 
     def program(self, agent: Agent, env: Env | HostEnvFactory, asked: Asked) -> Program:
@@ -394,13 +394,15 @@ class Placement:
         """
         return [cls()]
 
-    def _check_asked(self, env: Env | HostEnvFactory, asked: Asked) -> None:
+    def _check_asked(self, agent: Agent, env: Env | HostEnvFactory, asked: Asked) -> None:
         check_positive(**{name: value for name, value in asked._asdict().items() if name != "num_lanes"})
         name, processes, on_host = type(self).__name__, distributed.num_processes(), isinstance(env, HostEnvFactory)
         if asked.seeds > 1 and not self.takes_seeds:
             raise ValueError(
                 f"seeds={asked.seeds}: {name} runs one seed; use podium.Anakin for several in one program."
             )
+        if agent.settings and not self.takes_seeds:
+            raise ValueError(f"{agent.name} has {agent.settings.number} settings: {name} runs one; use podium.Anakin.")
         if processes > 1 and not self.takes_processes:
             raise ValueError(f"{processes} processes: {name} runs in one; use podium.Anakin or podium.Sebulba.")
         if on_host and not self.takes_host_envs:
