@@ -23,6 +23,8 @@ from podium.placement import (
     Single,
 )
 from podium.planner import Comparison, plan
+from podium.space import Draws, linear_range, log_range
+from podium.sweep import Sweep, sweep
 from podium.train import train
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, TimeStep, Trajectory
 
@@ -36,6 +38,7 @@ __all__ = [
     "Comparison",
     "DiscreteSpec",
     "DistributedActors",
+    "Draws",
     "Env",
     "EnvSpec",
     "Evolution",
@@ -51,6 +54,7 @@ __all__ = [
     "Result",
     "Sebulba",
     "Single",
+    "Sweep",
     "TimeStep",
     "Trajectory",
     "agents",
@@ -58,12 +62,15 @@ __all__ = [
     "envs",
     "evaluate",
     "launch",
+    "linear_range",
     "load",
+    "log_range",
     "networks",
     "placement",
     "plan",
     "request_cpu_threads",
     "request_devices",
+    "sweep",
     "testing",
     "train",
 ]

@@ -4,6 +4,7 @@ podium train     train an agent: --agent dqn --env Breakout-MinAtar --placement 
 podium evaluate  play episodes with the policy of a run folder, and print their mean return
 podium replay    print every episode's return, and draw an animated GIF
 podium plan      find the fastest placement on this machine
+podium sweep     try settings side by side: --vary learning_rate=1e-4..1e-2:log:8 --seeds 8
 podium list      agents, environments, placements or presets, one a line
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from podium.commands import evaluate, listing, plan, replay, train
+from podium.commands import evaluate, listing, plan, replay, sweep, train
 from podium.commands.console import guard
 from podium.envs import near_misses
 
@@ -21,6 +22,7 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "evaluate": evaluate.run,
     "replay": replay.run,
     "plan": plan.run,
+    "sweep": sweep.run,
     "list": listing.run,
 }
 
