@@ -89,6 +89,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "killed" / "table.json").read_bytes() == (tmp_path / "whole" / "table.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_number_that_is_0_has_a_program_of_its_own(tmp_path: Path) -> None:
     """Where 0 switches something off, a traced 0 would not: a norm bounded by 0 is no norm without a bound."""
     space = {"max_grad_norm": (0.0, 0.5, 1.0)}
@@ -96,6 +97,7 @@ def test_a_number_that_is_0_has_a_program_of_its_own(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "sweep").glob("program-*")} == {"program-0", "program-1"}
 
 
+@pytest.mark.slow
 def test_sizes_of_a_replay_are_programs_and_its_numbers_are_not(tmp_path: Path) -> None:
     config = dqn.Config(hidden_sizes=(8,), batch_size=16, min_replay_size=32, buffer_capacity=256)
     space = {"gamma": (0.9, 0.99), "n_step": (1, 3)}

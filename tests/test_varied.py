@@ -49,7 +49,7 @@ def run(agent: Any, seeds: int, updates: int = 4, devices: int = 1) -> tuple[Any
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("ppo", "dqn"))) for name in CASES]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "ppo")) for name in CASES]
 )
 def test_each_setting_is_what_it_is_alone(name: str) -> None:
     module, sizes, settings = CASES[name]

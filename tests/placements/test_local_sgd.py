@@ -198,7 +198,7 @@ def test_two_on_a_ring_take_the_mean_of_all() -> None:
     assert metrics["worker_distance"][-1] == 0
 
 
-@pytest.mark.parametrize("mix", ["ring", "exponential"])
+@pytest.mark.parametrize("mix", [pytest.param("ring", marks=pytest.mark.slow), "exponential"])
 def test_among_neighbours_the_number_of_devices_changes_nothing(mix: Any) -> None:
     agent, updates = AGENTS["ppo"]
     one, metrics, state = run(podium.LocalSGD(workers=4, average_every=1, mix=mix, devices=1), agent, updates)
