@@ -89,12 +89,13 @@ class Settings(NamedTuple):
     """How an agent is several: the same algorithm with other numbers, each run of a program with those of one setting.
 
     Attributes:
-      number: M of them; the independent runs of a program are M times so many seeds, a setting's seeds side by side.
+      values: of each of the M settings the numbers that vary, by name of their field. The independent runs of a program
+        are M times so many seeds, a setting's seeds side by side.
       tell: `(State, index) -> State`: gives a fresh State the numbers of setting `index`, 0 to M - 1.
       bind: `(State) -> Agent`: the agent with the numbers that are in its State; of the same State, without `settings`.
     """
 
-    number: int
+    values: tuple[dict[str, float], ...]
     tell: Callable[[PyTree, Array], PyTree]
     bind: Callable[[PyTree], Any]
 

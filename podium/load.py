@@ -14,6 +14,7 @@ from podium.evaluate import Policy
 from podium.host import HostEnvFactory
 from podium.runs import RunFolder
 from podium.types import PyTree
+from podium.varied import varied
 
 
 def load(
@@ -102,8 +103,10 @@ def _load_agent(folder: RunFolder) -> Agent:
     from podium import agents
 
     name, config = _read_record(folder, "agent", "config")
+    settings = folder.config["agent"].get("settings")
     try:
-        return agents.make(name, config)
+        agent = agents.make(name, config)
+        return varied(agents.get(name).make, agent.config, settings) if settings else agent
     except (TypeError, ValueError) as error:
         raise ValueError(f"The agent of {folder.path} cannot be made by name; pass agent=. {error}") from error
 

@@ -107,7 +107,9 @@ class RunFolder:
         try:
             record = json.loads((path / CONFIG).read_text())
         except FileNotFoundError:
-            raise ValueError(f"run_dir={path} has no {CONFIG}, so it is no run of podium's.") from None
+            runs = sorted(found.parent.name for found in path.glob(f"program-*/{CONFIG}"))
+            hint = f" It is a sweep, of the runs {', '.join(runs)}; table.json says which is best." if runs else ""
+            raise ValueError(f"run_dir={path} has no {CONFIG}, so it is no run of podium's.{hint}") from None
         except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"{path / CONFIG} cannot be read ({type(error).__name__}).") from None
         if not isinstance(record, dict) or not isinstance(record.get("config"), dict):

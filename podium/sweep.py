@@ -53,7 +53,8 @@ class Sweep:
         last greedy evaluation, `eval_returns` of each seed, `interval` (Student's, 95%) and `median`;
         `steps_to_threshold`, environment steps until the mean first reached it, None where it did not or none was asked
         for; `diverged`, how many seeds became NaN or infinite and were kept at zeros; `env_steps`; `curve`, [steps,
-        mean] of evaluations.
+        mean] of evaluations; `program`, the folder in `run_dir`, and `first_seed`, of which of its runs the setting's
+        begin: `podium.load(run_dir / row["program"], seed=row["first_seed"])` is a policy of it.
       fields: names of those that vary.
       run_dir: the folder, or None.
       interrupted: the signal that ended it early, or None; settings that were not tried are not in the table then.
@@ -194,7 +195,7 @@ def sweep(
         )
         if interrupted := result.interrupted:
             break
-        rows += _rows(group, result, seeds, threshold)
+        rows += _rows(group, f"program-{number}", result, seeds, threshold)
         rows.sort(key=lambda row: -row["eval_return"])
         if path:
             _write(path, rows, tuple(space), agents[0].name, env_record["name"])
@@ -338,7 +339,7 @@ def _listed(value: Any, runs: int) -> list[float]:
     return [float("nan") if x is None else float(x) for x in (value if isinstance(value, list) else [value] * runs)]
 
 
-def _rows(group: _Group, result: Result, seeds: int, threshold: float | None) -> list[dict[str, Any]]:
+def _rows(group: _Group, program: str, result: Result, seeds: int, threshold: float | None) -> list[dict[str, Any]]:
     runs = len(group.numbers) * seeds
     last = _listed(to_jsonable(result.summary["eval_return"]), runs)
     diverged = np.ravel(np.asarray(result.state.diverged))
@@ -361,6 +362,8 @@ def _rows(group: _Group, result: Result, seeds: int, threshold: float | None) ->
                 "steps_to_threshold": reached[0] if reached else None,
                 "diverged": int(diverged[mine].sum()),
                 "env_steps": result.summary["env_steps"],
+                "program": program,
+                "first_seed": index * seeds,
                 "curve": curve,
             }
         )

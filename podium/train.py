@@ -147,7 +147,7 @@ def train(
         max_updates=longest_chunk,
     )
     config = {
-        "agent": {"name": agent.name, "config": agent.config},
+        "agent": {"name": agent.name, "config": agent.config, **_settings(agent)},
         "env": env_record,
         "num_steps": num_steps,
         "num_envs": num_envs,
@@ -192,6 +192,11 @@ def train(
         else:
             run = Run.new(program, schedule, evaluator, recorder, caught, seed)
         return run.train(longest_chunk)
+
+
+def _settings(agent: Agent) -> dict[str, Any]:
+    """Return what is recorded of an agent with several settings."""
+    return {"settings": agent.settings.values} if agent.settings else {}
 
 
 def usual_length(placement: Placement, agent: Agent, env: Env | HostEnvFactory) -> int:

@@ -119,4 +119,4 @@ def varied(make: Callable[[Any], Agent], config: Any, settings: Sequence[Mapping
             replay=agent.replay,
         )
 
-    return own._replace(settings=Settings(len(settings), tell, bind))
+    return own._replace(settings=Settings(tuple(map(dict, settings)), tell, bind))

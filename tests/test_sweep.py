@@ -55,6 +55,13 @@ def test_every_setting_is_what_it_is_alone(tmp_path: Path) -> None:
     ]
     assert json.loads((tmp_path / "sweep" / "table.json").read_text()) == found.table
 
+    policy = podium.load(tmp_path / "sweep" / row["program"], seed=row["first_seed"] + 1)
+    np.testing.assert_allclose(policy.params.numbers["learning_rate"], 0.1, 1e-6)
+    env = podium.envs.make("podium/Catch")
+    assert policy(env.spec.obs.zeros()) == alone.policy[1](env.spec.obs.zeros())
+    with pytest.raises(ValueError, match="It is a sweep, of the runs program-0, program-1; table.json says"):
+        podium.load(tmp_path / "sweep")
+
     again = podium.sweep(
         ppo, SPACE, "podium/Catch", config=CONFIG, run_dir=tmp_path / "sweep", threshold=-2.0, resume=True, **SIZES
     )

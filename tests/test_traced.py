@@ -117,9 +117,7 @@ def train(module: Any, sizes: dict[str, Any], numbers: dict[str, Any]) -> Any:
     return state
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "ppo")) for name in CASES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "ppo")) for name in CASES])
 def test_settings_side_by_side_are_each_alone(name: str) -> None:
     module, sizes, ranges = CASES[name]
     together = jax.jit(jax.vmap(lambda numbers: train(module, sizes, numbers)))

@@ -48,9 +48,7 @@ def run(agent: Any, seeds: int, updates: int = 4, devices: int = 1) -> tuple[Any
     return jax.device_get(program.agent_state(state)), metrics
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "ppo")) for name in CASES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "ppo")) for name in CASES])
 def test_each_setting_is_what_it_is_alone(name: str) -> None:
     module, sizes, settings = CASES[name]
     config = module.Config(hidden_sizes=(8,), **sizes)

@@ -62,10 +62,10 @@ class Anakin(Placement):
         if seeds > 1 and distributed.num_processes() > 1:
             raise ValueError(f"seeds={seeds}: several processes run one seed together; start a run for each seed.")
         devices = resolve_devices(self.devices)
-        if agent.settings and seeds % agent.settings.number:
+        if agent.settings and seeds % len(agent.settings.values):
             raise ValueError(
-                f"seeds={seeds} is not divisible by the {agent.settings.number} settings of {agent.name}; use "
-                f"{nearest_multiples(seeds, agent.settings.number)}."
+                f"seeds={seeds} is not divisible by the {len(agent.settings.values)} settings of {agent.name}; use "
+                f"{nearest_multiples(seeds, len(agent.settings.values))}."
             )
         acting = make_acting(agent, env, num_envs, rollout_length)
         by_seed = seeds > 1 and seeds % len(devices) == 0
@@ -154,7 +154,7 @@ class _Iteration:
         if self.sizes.seeds == 1:
             return first(key)
         settings, runs = self.acting.agent.settings, jnp.arange(self.sizes.seeds)
-        seeds = self.sizes.seeds // (settings.number if settings else 1)  # Those of every setting are the same.
+        seeds = self.sizes.seeds // (len(settings.values) if settings else 1)  # Those of every setting are the same.
         seed_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, runs % seeds)
         # One after another: batched QR (orthogonal weights) on several CPU threads deadlocks XLA's pool, 3 times in 4.
         state = jax.lax.map(first, seed_keys)

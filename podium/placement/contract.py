@@ -402,7 +402,9 @@ class Placement:
                 f"seeds={asked.seeds}: {name} runs one seed; use podium.Anakin for several in one program."
             )
         if agent.settings and not self.takes_seeds:
-            raise ValueError(f"{agent.name} has {agent.settings.number} settings: {name} runs one; use podium.Anakin.")
+            raise ValueError(
+                f"{agent.name} has {len(agent.settings.values)} settings: {name} runs one; use podium.Anakin."
+            )
         if processes > 1 and not self.takes_processes:
             raise ValueError(f"{processes} processes: {name} runs in one; use podium.Anakin or podium.Sebulba.")
         if on_host and not self.takes_host_envs:
