@@ -4,8 +4,8 @@ podium train     train an agent: --agent dqn --env Breakout-MinAtar --placement 
 podium evaluate  play episodes with the policy of a run folder, and print their mean return
 podium replay    print every episode's return, and draw an animated GIF
 podium plan      find the fastest placement on this machine
-podium sweep     try settings side by side: --vary learning_rate=1e-4..1e-2:log:8 --seeds 8
 podium list      agents, environments, placements or presets, one a line
+podium sweep     try settings side by side: --vary learning_rate=1e-4..1e-2:log:8 --seeds 8
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "evaluate": evaluate.run,
     "replay": replay.run,
     "plan": plan.run,
-    "sweep": sweep.run,
     "list": listing.run,
+    "sweep": sweep.run,
 }
 
 
