@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -199,8 +200,11 @@ class LocalSGDLoop(ActorLearnerLoop):
         """Do `num_updates` updates; see `Loop.chunk`."""
         state, metrics = super().chunk(state, num_updates)
         settle = jax.jit(self.settle, donate_argnums=0, out_shardings=(self.learner.shardings, None))
-        state, metrics = settle(state, metrics, num_updates)
-        return state, jax.device_get(metrics)
+        state, last = settle(state)
+        rows: dict[str, Any] = dict(metrics)
+        for name, value in jax.device_get(last).items():
+            rows[name] = np.append(rows[name][:-1], value)
+        return state, rows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -333,13 +337,10 @@ class _Averaging:
         mixed = self._on_devices(lambda workers, number: share(workers, number=number), in_specs=(BY_WORKER, P()))
         return state.agent, mixed(workers, state.update // self.average_every), jnp.full((), jnp.nan)
 
-    def settle(self, state: LocalSGDState, metrics: Metrics, number: Array) -> tuple[LocalSGDState, Metrics]:
-        """Return a chunk's state, whose `agent` is the mean of what the workers know now, and metrics."""
+    def settle(self, state: LocalSGDState) -> tuple[LocalSGDState, Metrics]:
+        """Return a chunk's state, whose `agent` is the mean of what workers know now, and the last row's metrics."""
         state = state._replace(agent=_mean(state.workers))
-        if self.rounds:
-            apart = jnp.asarray(metrics["worker_distance"]).at[number - 1].set(_distance(state.workers, state.agent))
-            metrics = {**metrics, "worker_distance": apart}
-        return state, metrics
+        return state, {"worker_distance": _distance(state.workers, state.agent)} if self.rounds else {}
 
     def adopt(self, state: LocalSGDState, agent: PyTree, update: int) -> LocalSGDState:
         """Return a first state with another run's State of the agent for every worker."""

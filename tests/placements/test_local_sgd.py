@@ -14,6 +14,7 @@ import pytest
 import podium
 from podium.agent import Agent
 from podium.agents import a2c, apex, dqn, impala, ppo
+from podium.host import on_host
 from podium.ops.counts import Count
 
 NUM_ENVS, LENGTH = 16, 8
@@ -212,6 +213,15 @@ def test_among_neighbours_the_number_of_devices_changes_nothing(mix: Any) -> Non
     close(one.params, jax.tree.map(lambda x: np.asarray(x).mean(0), state.workers.params))
     several, _, _ = run(podium.LocalSGD(workers=4, average_every=1, mix=mix, devices=4), agent, updates)
     close(one, several)
+
+
+def test_among_neighbours_environments_on_the_host_are_the_same() -> None:
+    agent, updates = AGENTS["a2c"]
+    placement = podium.LocalSGD(workers=4, average_every=1, mix="ring", devices=2)
+    pure, expected, _ = run(placement, agent, updates)
+    host, metrics, _ = run(placement, agent, updates, on_host(podium.envs.make("podium/Catch")))  # type: ignore[arg-type]
+    close(host.params, pure.params, 1e-5)
+    np.testing.assert_allclose(metrics["worker_distance"], expected["worker_distance"], 1e-3)
 
 
 def test_among_neighbours_only_permutes_carry_what_workers_know() -> None:

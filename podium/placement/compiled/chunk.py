@@ -31,8 +31,8 @@ class CompiledLoop(CompiledOnMesh):
       start, partition, mesh: see `CompiledOnMesh`.
       iterate: one iteration.
       max_updates: iterations that a chunk may have.
-      settle: `(state, metrics, number of updates) -> (state, metrics)` as a chunk hands them over, metrics a row an
-        update: `state.agent` is the agent's State then.
+      settle: `(state) -> (state, last)` as a chunk hands it over: `state.agent` is the agent's State then, and `last`
+        are metrics, scalars, of the last update.
       spread: makes of the chunk of one seed that of all that run at once.
       shares_batch: whether the batch lies along the mesh, so that gradients are summed over it.
     """
@@ -43,7 +43,7 @@ class CompiledLoop(CompiledOnMesh):
     mesh: Mesh
     sizes: Sizes
     max_updates: int
-    settle: Callable[[Any, Metrics, Array], tuple[Any, Metrics]] = lambda state, metrics, number: (state, metrics)
+    settle: Callable[[Any], tuple[Any, Metrics]] = lambda state: (state, {})
     spread: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda chunk: chunk
     shares_batch: bool = False
 
@@ -63,7 +63,8 @@ class CompiledLoop(CompiledOnMesh):
 
             begin = state, metrics, jnp.ones(self.sizes.num_envs, bool)
             state, metrics, finite = jax.lax.fori_loop(0, num_updates, body, begin)
-        state, metrics = self.settle(state, metrics, num_updates)
+        state, last = self.settle(state)
+        metrics |= {name: metrics[name].at[num_updates - 1].set(value) for name, value in last.items()}
         return state, {**metrics, "finite": chunk_finite(state.agent, finite)}
 
     def _lower(self) -> Any:
