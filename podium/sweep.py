@@ -248,11 +248,10 @@ def _may_be_traced(make: Callable[[Any], Agent], config: Any, name: str) -> bool
 
 def _grouped(make: Callable[[Any], Agent], config: Any, settings: Sequence[Setting], at_once: int) -> list[_Group]:
     """Return the settings by program: alike in all that is no number, and at most `at_once` in each."""
-    is_number = lambda x: isinstance(x, int | float) and not isinstance(x, bool)
     traced = {
         name
         for name in settings[0]
-        if all(is_number(setting[name]) for setting in settings) and _may_be_traced(make, config, name)
+        if all(_is_number(setting[name]) for setting in settings) and _may_be_traced(make, config, name)
     }
     groups: list[_Group] = []
     for setting in settings:
@@ -334,17 +333,21 @@ def _check_same(path: Path, before: Mapping[str, Any], asked: Mapping[str, Any])
             )
 
 
-def _listed(value: Any, runs: int) -> list[float]:
-    """Return what a run says of each of its seeds, one or several."""
-    return [float("nan") if x is None else float(x) for x in (value if isinstance(value, list) else [value] * runs)]
+def _listed(value: Any) -> list[float]:
+    """Return what a run says of each of its seeds, one or several; NaN where it says nothing."""
+    listed: list[float] = np.ravel(np.asarray(value, float)).tolist()
+    return listed
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _rows(group: _Group, program: str, result: Result, seeds: int, threshold: float | None) -> list[dict[str, Any]]:
-    runs = len(group.numbers) * seeds
-    last = _listed(to_jsonable(result.summary["eval_return"]), runs)
+    last = _listed(result.summary["eval_return"])
     diverged = np.ravel(np.asarray(result.state.diverged))
     evaluated = [row for row in result.metrics if "eval_return" in row]
-    curves = [(row["env_steps"], _listed(to_jsonable(row["eval_return"]), runs)) for row in evaluated]
+    curves = [(row["env_steps"], _listed(row["eval_return"])) for row in evaluated]
     rows = []
     for index, numbers in enumerate(group.numbers):
         mine = slice(index * seeds, (index + 1) * seeds)
@@ -379,7 +382,7 @@ class _Progress:
     def write(self, row: Mapping[str, Any]) -> None:
         if "eval_return" not in row:
             return
-        returns = np.reshape(_listed(to_jsonable(row["eval_return"]), 1), (len(self._group.numbers), -1)).mean(1)
+        returns = np.reshape(_listed(row["eval_return"]), (len(self._group.numbers), -1)).mean(1)
         tried = [({**self._group.fixed, **self._group.numbers[i]}, float(x)) for i, x in enumerate(returns)]
         names = tried[0][0]
         tried += [({name: each[name] for name in names}, each["eval_return"]) for each in self._rows]
@@ -421,7 +424,7 @@ def draw(rows: Sequence[Mapping[str, Any]], fields: Sequence[str], path: Path) -
     axes[0].legend(axes[0].lines[::-1][:LEGEND], named, fontsize="x-small")
     for axis, name in zip(axes[1:], fields, strict=True):
         values = [row[name] for row in rows]
-        is_number = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        is_number = all(map(_is_number, values))
         at = values if is_number else [str(value) for value in values]
         spread = [np.abs(np.array(row["interval"]) - row["eval_return"]) for row in rows]
         axis.errorbar(at, [row["eval_return"] for row in rows], np.array(spread).T, fmt="o", color="C0", alpha=0.7)

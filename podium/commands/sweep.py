@@ -11,9 +11,10 @@ from typing import Any
 
 import podium
 from podium import agents, presets
-from podium.commands import cache, plugins
+from podium.commands import plugins
 from podium.commands.console import find, read_flags
-from podium.commands.options import Choice, Subject, read
+from podium.commands.options import Choice, Subject, TrainFlags, read
+from podium.commands.train import prepare
 from podium.files import to_jsonable
 from podium.runs import default_run_dir
 from podium.space import read_values
@@ -40,7 +41,7 @@ _ABOUT = (
     "of podium train --placement anakin are understood too, and say what the settings share; --seeds is 8 by default, "
     "those of each setting. --run-dir gets the runs, table.json, sweep.png and best.txt; --json prints the table."
 )
-_NOT_HERE = ("checkpoint_every", "keep_checkpoints", "log_every", "wandb", "num_lanes")
+_NOT_HERE = ("eval_steps", "checkpoint_every", "keep_checkpoints", "log_every", "wandb", "num_lanes")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -61,22 +62,11 @@ def run(argv: Sequence[str]) -> int:
     subject = Subject(name, "anakin", presets.of_agent(name), defaults={"seeds": 8}, is_chosen=True)
     options = read(subject, rest)
     train, setup = dict(options.train), options.setup
-    if train["resume"] and train["run_dir"] is None:
-        raise ValueError("--resume needs --run-dir, the folder of the sweep to resume.")
     for unused in _NOT_HERE:
-        if find(rest, f"--{unused.replace('_', '-')}"):
+        if train.pop(unused) != getattr(TrainFlags, unused):
             raise ValueError(f"--{unused.replace('_', '-')} is no flag of podium sweep; leave it out.")
-        del train[unused]
-    if train.pop("eval_steps") is not None:
-        raise ValueError("--eval-steps is no flag of podium sweep; leave it out.")
     space = _space(flags.vary)
-    devices = options.number_of_devices()
-    if setup.cpu_threads is not None and (late := podium.request_cpu_threads(setup.cpu_threads)):
-        print(late)
-    if devices is not None and (sentence := podium.request_devices(devices)):
-        print(sentence)
-    if setup.compilation_cache:
-        cache.use_compilation_cache()
+    prepare(options)
     config = agents.make(name, options.agent).config
     run_dir = train.pop("run_dir") or default_run_dir(f"sweep-{name}-{setup.env}")
     found = podium.sweep(
@@ -87,7 +77,7 @@ def run(argv: Sequence[str]) -> int:
         samples=flags.samples,
         at_once=flags.at_once,
         threshold=flags.threshold,
-        devices=devices,
+        devices=options.number_of_devices(),
         env_options=options.env_options,
         run_dir=run_dir,
         **train,

@@ -39,7 +39,12 @@ def run(argv: Sequence[str], subject: Subject | None = None) -> int:
     return _train(subject.settle(read(subject, argv)))
 
 
-def _train(options: Options) -> int:
+def prepare(options: Options) -> None:
+    """Check what is known before JAX starts, then start it as the flags say.
+
+    Raises:
+      ValueError: there is nothing to resume from, or the seed is out of range.
+    """
     setup, train = options.setup, options.train
     if train["resume"] and train["run_dir"] is None:
         raise ValueError("--resume needs --run-dir, the folder of the run to resume.")
@@ -54,6 +59,11 @@ def _train(options: Options) -> int:
         print(sentence)
     if setup.compilation_cache:
         cache.use_compilation_cache()
+
+
+def _train(options: Options) -> int:
+    setup, train = options.setup, options.train
+    prepare(options)
     agent = podium.agents.make(options.subject.agent, options.agent)
     _check_takes(options)
     placement = options.make_placement()
