@@ -38,8 +38,11 @@ def run(placement: Any, agent: Agent, updates: int, env: Any = "podium/Catch", s
     """Return the agent's state after `updates` iterations, metrics, and the program's own state."""
     env = podium.envs.make(env) if isinstance(env, str) else env
     program = placement.build(agent, env, num_envs=NUM_ENVS, rollout_length=LENGTH, max_updates=updates, num_lanes=1)
-    state, metrics = program.chunk(program.init(seed), updates)
-    return jax.device_get(program.agent_state(state)), metrics, state
+    try:
+        state, metrics = program.chunk(program.init(seed), updates)
+        return jax.device_get(program.agent_state(state)), metrics, state
+    finally:
+        program.close()
 
 
 def plain(agent: Agent, rate: float = 1e-3) -> Agent:
