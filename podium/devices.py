@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from podium import distributed, xla
+from podium.ranges import largest_divisor
 from podium.types import PyTree
 
 Devices = int | Sequence[jax.Device] | None
@@ -117,10 +118,10 @@ def resolve_apart(acting: Devices, learning: Devices) -> tuple[list[jax.Device],
 
 def share_devices(number: int, num_envs: int) -> tuple[int | None, int | None]:
     """Return how many of so many devices act and how many learn, where both divide `num_envs`; None for few."""
-    most = lambda limit: max(n for n in range(1, limit + 1) if num_envs % n == 0)
     if number < 3:
         return None, None
-    return most(number - most(number - 1)), most(number - 1)
+    learning = largest_divisor(num_envs, number - 1)
+    return largest_divisor(num_envs, number - learning), learning
 
 
 def _resolve_of_each_process(devices: Devices) -> list[jax.Device]:

@@ -20,6 +20,15 @@ def nearest_multiples(number: int, unit: int) -> str:
     return f"{low} or {high}" if low else str(high)
 
 
+def largest_divisor(number: int, limit: int) -> int:
+    """Return the largest divisor of `number` that is at most `limit`, 1 or more.
+
+    >>> largest_divisor(12, 5)
+    4
+    """
+    return max(n for n in range(1, limit + 1) if number % n == 0)
+
+
 class _Rule(NamedTuple):
     """What a number must be; `traced` says whether it may be known only when a program runs."""
 

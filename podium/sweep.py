@@ -28,7 +28,7 @@ from podium.host import HostEnvFactory
 from podium.loop import Result
 from podium.placement.anakin import Anakin
 from podium.placement.contract import nbytes
-from podium.ranges import check_positive, nearest_multiples
+from podium.ranges import check_positive, largest_divisor, nearest_multiples
 from podium.runs import CONFIG, check_new_folder
 from podium.sinks import interval, save_figure
 from podium.space import Setting, Space, settings_of
@@ -178,7 +178,8 @@ def sweep(
         agent = varied(make, dataclasses.replace(config, **group.fixed), group.numbers)
         result = train(
             agent,
-            made,
+            env,
+            env_options=env_options,
             num_steps=num_steps,
             num_envs=num_envs,
             rollout_length=length,
@@ -307,7 +308,7 @@ def _devices(asked: Devices, settings: int, seeds: int) -> list[jax.Device]:
     """
     runs, available = settings * seeds, resolve_devices(asked)
     if asked is None:
-        return available[: max(n for n in range(1, len(available) + 1) if runs % n == 0)]
+        return available[: largest_divisor(runs, len(available))]
     if runs % len(available):
         raise ValueError(
             f"devices={len(available)} do not share {runs} runs evenly ({settings} settings of a program x {seeds} "

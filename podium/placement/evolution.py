@@ -46,7 +46,7 @@ from podium.placement.contract import (
     nbytes,
 )
 from podium.placement.threads.supervision import Heartbeat, supervise
-from podium.ranges import check_fields, nearest_multiples
+from podium.ranges import check_fields, largest_divisor, nearest_multiples
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree
 
 BLOCK_BYTES = 1 << 22
@@ -149,7 +149,7 @@ class Evolution(Placement):
         wanted = self.members_at_once
         if wanted is None:
             wanted = members if device.platform != "cpu" else max(2, BLOCK_BYTES // (4 * size))
-        return max(n for n in range(1, members // 2 + 1) if members // 2 % n == 0 and (2 * n <= wanted or n == 1))
+        return largest_divisor(members // 2, max(1, min(members, wanted) // 2))
 
     def explain(self) -> Report:
         """Say in a table and a drawing who runs where and what moves; `Program.explain` knows the numbers."""

@@ -47,7 +47,7 @@ from podium.placement.contract import (
     nbytes,
     shares,
 )
-from podium.ranges import check_choice, check_divides, check_fields
+from podium.ranges import check_choice, check_divides, check_fields, largest_divisor
 from podium.rollout import RolloutState, map_envs, specs_of
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
@@ -126,7 +126,7 @@ class LocalSGD(Placement):
         devices = resolve_devices(self.devices)
         workers = len(devices) if self.workers is None else self.workers
         if self.devices is None and distributed.num_processes() == 1:
-            devices = devices[: max(n for n in range(1, len(devices) + 1) if workers % n == 0)]
+            devices = devices[: largest_divisor(workers, len(devices))]
         if workers % len(devices):
             more = -(-workers // len(devices)) * len(devices)
             raise ValueError(
