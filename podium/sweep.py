@@ -1,18 +1,22 @@
 """Try settings of an agent side by side: numbers vary within one compiled program, sizes from program to program.
 
-sweep/sweep.json      what was asked for
-sweep/program-0/      the run of the first program, a run folder as `podium.train` makes it; and so on
-sweep/table.json      one object a setting, best first; written anew after every program
-sweep/sweep.png       returns while training, and the last ones against every field that varies
-sweep/best.txt        the best setting, as flags and as a preset
+sweep/sweep.json          what was asked for
+sweep/program-0/          the run of the first program, a run folder as `podium.train` makes it; and so on
+sweep/program-0-rung-1/   how those of its settings went on that were not dropped at the first halving; and so on
+sweep/table.json          one object a setting, best first; written anew after every program
+sweep/sweep.png           returns while training, and the last ones against every field that varies
+sweep/best.txt            the best setting, as flags and as a preset
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,16 +27,19 @@ import numpy as np
 from podium.agent import Agent
 from podium.devices import Devices, resolve_devices
 from podium.env import Env
+from podium.evaluate import longest_evaluated
 from podium.files import to_jsonable, write_atomic, write_json
 from podium.host import HostEnvFactory
 from podium.loop import Result
+from podium.narrow import narrow
 from podium.placement.anakin import Anakin
 from podium.placement.contract import nbytes
 from podium.ranges import check_positive, largest_divisor, nearest_multiples
 from podium.runs import CONFIG, check_new_folder
+from podium.schedule import Schedule, make_schedule
 from podium.sinks import interval, save_figure
 from podium.space import Setting, Space, settings_of
-from podium.train import resolve_env, train, usual_length
+from podium.train import agent_record, resolve_env, train, usual_length
 from podium.varied import varied
 
 RECORD = "sweep.json"
@@ -49,12 +56,13 @@ class Sweep:
     """What a sweep found.
 
     Attributes:
-      table: one dict a setting, best first: the fields that vary by name; `eval_return`, the mean over seeds of the
-        last greedy evaluation, `eval_returns` of each seed, `interval` (Student's, 95%) and `median`;
-        `steps_to_threshold`, environment steps until the mean first reached it, None where it did not or none was asked
-        for; `diverged`, how many seeds became NaN or infinite and were kept at zeros; `env_steps`; `curve`, [steps,
-        mean] of evaluations; `program`, the folder in `run_dir`, and `first_seed`, of which of its runs the setting's
-        begin: `podium.load(run_dir / row["program"], seed=row["first_seed"])` is a policy of it.
+      table: one dict a setting, best first, those that were dropped after those that were not: the fields that vary by
+        name; `eval_return`, the mean over seeds of the last greedy evaluation, `eval_returns` of each seed, `interval`
+        (Student's, 95%) and `median`; `steps_to_threshold`, environment steps until the mean first reached it, None
+        where it did not or none was asked for; `diverged`, how many seeds became NaN or infinite and were kept at
+        zeros; `env_steps`, of each seed; `curve`, [steps, mean] of evaluations; `program`, the folder in `run_dir`,
+        and `first_seed`, of which of its runs the setting's begin: `podium.load(run_dir / row["program"],
+        seed=row["first_seed"])` is a policy of it.
       fields: names of those that vary.
       run_dir: the folder, or None.
       interrupted: the signal that ended it early, or None; settings that were not tried are not in the table then.
@@ -73,10 +81,24 @@ class Sweep:
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """Settings that one program tries: `fixed` for all of them, and of each the numbers that vary."""
+    """Settings that one program tries.
+
+    Attributes:
+      fixed: of all of them.
+      numbers: of each, what varies.
+      places: of each, in the list of all settings.
+      folder: name of the run's.
+    """
 
     fixed: Setting
     numbers: list[dict[str, float]]
+    places: list[int]
+    folder: str
+
+    def some(self, indices: Sequence[int], folder: str) -> _Group:
+        """Return the group of some of its settings."""
+        pick = lambda values: [values[i] for i in indices]
+        return _Group(self.fixed, pick(self.numbers), pick(self.places), folder)
 
 
 def sweep(
@@ -92,6 +114,7 @@ def sweep(
     at_once: int | None = None,
     devices: Devices = None,
     threshold: float | None = None,
+    halve_at: Sequence[int] = (),
     num_envs: int = 64,
     rollout_length: int | None = None,
     eval_every: int | None = None,
@@ -119,6 +142,9 @@ def sweep(
       at_once: settings of a program at most; None takes as many as fit in half of the memory that is free.
       devices: as of `podium.Anakin`; None takes as many as share the runs of a program evenly. Each has whole runs.
       threshold: return whose first reaching is counted.
+      halve_at: environment steps, rising, at which the worse half of the settings is dropped, by the mean over seeds
+        of the greedy evaluation there (successive halving, Jamieson and Talwalkar 2016). The others go on as they
+        would have without, in a smaller program.
       num_envs: environments side by side of each run.
       rollout_length: steps of each an iteration; None takes the agent's own.
       eval_every: environment steps between evaluations; see `podium.train`, also for what None means.
@@ -151,7 +177,13 @@ def sweep(
         at_once = before.get("at_once")
     at_once = _at_once(agents[0], made, num_envs, length, seeds, len(settings), at_once)
     groups = _grouped(make, config, settings, at_once)
-    places = [_devices(devices, len(group.numbers), seeds) for group in groups]
+    for group in groups:
+        _devices(devices, len(group.numbers), seeds)
+    longest = longest_evaluated(made)
+    schedule = make_schedule(
+        num_steps, num_envs * length, eval_every, eval_episodes=eval_episodes, longest_episode=longest
+    )
+    _check_halvings(halve_at, schedule, len(settings))
     asked = to_jsonable(
         {
             "agent": {"name": agents[0].name, "config": config},
@@ -162,6 +194,7 @@ def sweep(
             "seed": seed,
             "num_envs": num_envs,
             "rollout_length": length,
+            "halve_at": list(halve_at) or None,
         }
     )
     if path and resume:
@@ -170,37 +203,123 @@ def sweep(
         check_new_folder(path)
         path.mkdir(parents=True, exist_ok=True)
         write_json(path / RECORD, asked)
-    rows: list[dict[str, Any]] = []
-    interrupted = None
-    for number, (group, place) in enumerate(zip(groups, places, strict=True)):
-        folder = path / f"program-{number}" if path else None
-        say = _Progress(rows, group, seeds, f"program {number + 1} of {len(groups)}", num_steps) if progress else None
-        agent = varied(make, dataclasses.replace(config, **group.fixed), group.numbers)
-        result = train(
-            agent,
-            env,
-            env_options=env_options,
-            num_steps=num_steps,
-            num_envs=num_envs,
-            rollout_length=length,
-            placement=Anakin(place),
-            seed=seed,
-            seeds=seeds * len(group.numbers),
-            eval_every=eval_every,
-            eval_episodes=eval_episodes,
+    evaluations: dict[str, Any] = {"eval_every": eval_every, "eval_episodes": eval_episodes}
+    if halve_at:  # Those of the whole run, not of a rung.
+        plan = schedule.evaluation
+        evaluations["eval_every"] = schedule.evaluate * schedule.steps_per_update
+        evaluations |= {"eval_episodes": plan.episodes, "eval_steps": plan.episodes * plan.last_max_steps}
+    trial = _Trial(make, config, made, env, env_options, seeds, devices, num_envs, length, seed, evaluations)
+    tried: dict[int, dict[str, Any]] = {}
+    ranked = lambda: sorted(tried.values(), key=lambda row: (-row["env_steps"], -row["eval_return"]))
+    with contextlib.ExitStack() as stack:
+        # What is left of a program goes on from its checkpoint.
+        runs = Path(stack.enter_context(tempfile.TemporaryDirectory())) if halve_at and not path else path
+        for rung, until in enumerate([*halve_at, num_steps]):
+            if rung and runs:
+                groups = [trial.go_on(*each, runs) for each in _better_half(groups, tried, rung)]
+            for number, group in enumerate(groups):
+                where = f"program {number + 1} of {len(groups)}"
+                where += f", rung {rung + 1} of {len(halve_at) + 1}" if halve_at else ""
+                say = _Progress(ranked(), group, seeds, where, num_steps) if progress else None
+                result = trial.train(group, until, runs, [say] if say else [])
+                if result.interrupted:
+                    return Sweep(ranked(), tuple(space), path, result.interrupted)
+                for place, row in zip(group.places, _rows(group, result, seeds), strict=True):
+                    row["curve"] = tried.get(place, {}).get("curve", []) + row["curve"]
+                    row["steps_to_threshold"] = _first_reaching(threshold, row["curve"])
+                    tried[place] = row
+                if path:
+                    _write(path, ranked(), tuple(space), agents[0].name, env_record["name"])
+    return Sweep(ranked(), tuple(space), path)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trial:
+    """Trains the settings of a group in one program; the arguments of `sweep` that say how."""
+
+    make: Callable[[Any], Agent]
+    config: Any
+    made: Env
+    env: Env | str
+    env_options: Mapping[str, Any] | None
+    seeds: int
+    devices: Devices
+    num_envs: int
+    length: int
+    seed: int
+    evaluations: Mapping[str, Any]
+
+    def train(self, group: _Group, until: int, runs: Path | None, sinks: Sequence[Any]) -> Result:
+        """Train to so many environment steps, or resume and then train."""
+        folder = runs / group.folder if runs else None
+        return train(
+            self._agent(group),
+            self.env,
+            env_options=self.env_options,
+            num_steps=until,
+            num_envs=self.num_envs,
+            rollout_length=self.length,
+            placement=self._placement(group),
+            seed=self.seed,
+            seeds=self.seeds * len(group.numbers),
             run_dir=folder,
             resume=bool(folder and (folder / CONFIG).exists()),
             keep_checkpoints=1,
             progress=False,
-            sinks=[say] if say else [],
+            sinks=sinks,
+            **self.evaluations,
         )
-        if interrupted := result.interrupted:
-            break
-        rows += _rows(group, f"program-{number}", result, seeds, threshold)
-        rows.sort(key=lambda row: -row["eval_return"])
-        if path:
-            _write(path, rows, tuple(space), agents[0].name, env_record["name"])
-    return Sweep(rows, tuple(space), path, interrupted)
+
+    def go_on(self, group: _Group, indices: Sequence[int], rung: int, runs: Path) -> _Group:
+        """Return the group of some of the settings of a group, and make the run folder that they go on from."""
+        some = group.some(indices, f"{group.folder.split('-rung-')[0]}-rung-{rung}")
+        if not (runs / some.folder).exists():
+            program = self._placement(group).build(
+                self._agent(group),
+                self.made,
+                num_envs=self.num_envs,
+                rollout_length=self.length,
+                seeds=self.seeds * len(group.numbers),
+            )
+            keep = [index * self.seeds + seed for index in indices for seed in range(self.seeds)]
+            agent = self._agent(some)
+            narrow(runs / group.folder, runs / some.folder, program, keep, {"agent": agent_record(agent)})
+        return some
+
+    def _agent(self, group: _Group) -> Agent:
+        return varied(self.make, dataclasses.replace(self.config, **group.fixed), group.numbers)
+
+    def _placement(self, group: _Group) -> Anakin:
+        return Anakin(_devices(self.devices, len(group.numbers), self.seeds, rung="-rung-" in group.folder))
+
+
+def _better_half(
+    groups: Sequence[_Group], tried: Mapping[int, Mapping[str, Any]], rung: int
+) -> list[tuple[_Group, list[int], int]]:
+    """Return the groups that go on, and of each the indices of the settings that do."""
+    alive = [place for group in groups for place in group.places]
+    kept = set(sorted(alive, key=lambda place: -tried[place]["eval_return"])[: (len(alive) + 1) // 2])
+    indices = [[i for i, place in enumerate(group.places) if place in kept] for group in groups]
+    return [(group, some, rung) for group, some in zip(groups, indices, strict=True) if some]
+
+
+def _check_halvings(halve_at: Sequence[int], schedule: Schedule, settings: int) -> None:
+    """Raise ValueError for steps at which settings cannot be halved."""
+    for each in halve_at:
+        if isinstance(each, bool) or not isinstance(each, int) or each < 1:
+            raise ValueError(f"halve_at={list(halve_at)}: {each!r} must be a positive integer of environment steps.")
+    updates = [steps // schedule.steps_per_update for steps in halve_at]
+    if any(after <= before for before, after in itertools.pairwise([0, *updates, schedule.total])):
+        raise ValueError(
+            f"halve_at={list(halve_at)} must rise, by an iteration of {schedule.steps_per_update} steps or more, and "
+            f"end before the {schedule.total * schedule.steps_per_update} steps of the sweep."
+        )
+    most = (settings - 1).bit_length()
+    if len(halve_at) > most:
+        raise ValueError(
+            f"halve_at={list(halve_at)} drops settings {len(halve_at)} times, but {settings} settings are one after "
+            f"{most}; use {most} or fewer."
+        )
 
 
 def _resolve(make: Any, config: Any) -> tuple[Callable[[Any], Agent], Any]:
@@ -255,7 +374,7 @@ def _grouped(make: Callable[[Any], Agent], config: Any, settings: Sequence[Setti
         if all(_is_number(setting[name]) for setting in settings) and _may_be_traced(make, config, name)
     }
     groups: list[_Group] = []
-    for setting in settings:
+    for place, setting in enumerate(settings):
         # Where 0 switches something off, a number that is not 0 is another program.
         numbers = {name: float(setting[name]) for name in setting if name in traced and setting[name] != 0}
         fixed = {name: value for name, value in setting.items() if name not in numbers}
@@ -265,8 +384,9 @@ def _grouped(make: Callable[[Any], Agent], config: Any, settings: Sequence[Setti
         group = next(filter(same, groups), None) if numbers else None
         if group:
             group.numbers.append(numbers)
+            group.places.append(place)
         else:
-            groups.append(_Group(fixed, [numbers]))
+            groups.append(_Group(fixed, [numbers], [place], f"program-{len(groups)}"))
     return groups
 
 
@@ -300,14 +420,20 @@ def _free_bytes() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _devices(asked: Devices, settings: int, seeds: int) -> list[jax.Device]:
+def _devices(asked: Devices, settings: int, seeds: int, rung: bool = False) -> list[jax.Device]:
     """Return the devices that share the runs of a program evenly.
+
+    Args:
+      asked: devices.
+      settings: of the program.
+      seeds: of each.
+      rung: whether settings were dropped; then it may be fewer devices than were asked for.
 
     Raises:
       ValueError: those asked for do not.
     """
     runs, available = settings * seeds, resolve_devices(asked)
-    if asked is None:
+    if asked is None or rung:
         return available[: largest_divisor(runs, len(available))]
     if runs % len(available):
         raise ValueError(
@@ -344,7 +470,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _rows(group: _Group, program: str, result: Result, seeds: int, threshold: float | None) -> list[dict[str, Any]]:
+def _rows(group: _Group, result: Result, seeds: int) -> list[dict[str, Any]]:
+    """Return what the table says of each setting of a group, but for what its earlier rungs have part in."""
     last = _listed(result.summary["eval_return"])
     diverged = np.ravel(np.asarray(result.state.diverged))
     evaluated = [row for row in result.metrics if "eval_return" in row]
@@ -353,8 +480,6 @@ def _rows(group: _Group, program: str, result: Result, seeds: int, threshold: fl
     for index, numbers in enumerate(group.numbers):
         mine = slice(index * seeds, (index + 1) * seeds)
         returns = last[mine]
-        curve = [[steps, float(np.mean(values[mine]))] for steps, values in curves]
-        reached = [] if threshold is None else [steps for steps, mean in curve if mean >= threshold]
         rows.append(
             {
                 **group.fixed,
@@ -363,15 +488,20 @@ def _rows(group: _Group, program: str, result: Result, seeds: int, threshold: fl
                 "interval": list(interval(returns)),
                 "median": float(np.median(returns)),
                 "eval_returns": returns,
-                "steps_to_threshold": reached[0] if reached else None,
+                "steps_to_threshold": None,
                 "diverged": int(diverged[mine].sum()),
                 "env_steps": result.summary["env_steps"],
-                "program": program,
+                "program": group.folder,
                 "first_seed": index * seeds,
-                "curve": curve,
+                "curve": [[steps, float(np.mean(values[mine]))] for steps, values in curves],
             }
         )
     return rows
+
+
+def _first_reaching(threshold: float | None, curve: Sequence[Sequence[float]]) -> float | None:
+    """Return the steps at which a curve first reached the threshold."""
+    return next((steps for steps, mean in curve if threshold is not None and mean >= threshold), None)
 
 
 class _Progress:

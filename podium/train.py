@@ -147,7 +147,7 @@ def train(
         max_updates=longest_chunk,
     )
     config = {
-        "agent": {"name": agent.name, "config": agent.config, **_settings(agent)},
+        "agent": agent_record(agent),
         "env": env_record,
         "num_steps": num_steps,
         "num_envs": num_envs,
@@ -194,9 +194,10 @@ def train(
         return run.train(longest_chunk)
 
 
-def _settings(agent: Agent) -> dict[str, Any]:
-    """Return what is recorded of an agent with several settings."""
-    return {"settings": agent.settings.values} if agent.settings else {}
+def agent_record(agent: Agent) -> dict[str, Any]:
+    """Return what is recorded of an agent."""
+    settings = {"settings": agent.settings.values} if agent.settings else {}
+    return {"name": agent.name, "config": agent.config, **settings}
 
 
 def usual_length(placement: Placement, agent: Agent, env: Env | HostEnvFactory) -> int:

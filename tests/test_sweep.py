@@ -199,3 +199,49 @@ def test_a_bad_command_line_is_refused(
     assert main(["sweep", "--run-dir", str(tmp_path / "r"), *further]) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
+
+
+def test_settings_that_are_not_dropped_go_on_as_without_halving(tmp_path: Path) -> None:
+    _check_halving(tmp_path, {"learning_rate": podium.log_range(1e-5, 1e-1, 3)}, (128,), {**SIZES, "seeds": 1})
+
+
+@pytest.mark.slow
+def test_settings_of_several_programs_are_halved_together(tmp_path: Path) -> None:
+    sizes = {**SIZES, "num_steps": 512, "at_once": 3}
+    table = _check_halving(tmp_path, {"learning_rate": podium.log_range(1e-5, 1e-1, 5)}, (128, 256), sizes)
+    assert [row["env_steps"] for row in table] == [512, 512, 256, 128, 128]
+
+
+def _check_halving(folder: Path, space: Any, halve_at: Any, sizes: dict[str, Any]) -> list[dict[str, Any]]:
+    arguments: dict[str, Any] = {"config": CONFIG, **sizes, "eval_every": 64}
+    whole = podium.sweep(ppo, space, "podium/Catch", **arguments)
+    arguments |= {"halve_at": halve_at, "run_dir": folder / "sweep"}
+    halved = podium.sweep(ppo, space, "podium/Catch", **arguments)
+    alone = {row["learning_rate"]: row for row in whole.table}
+    for row in halved.table:
+        curve = alone[row["learning_rate"]]["curve"]
+        np.testing.assert_allclose(row["curve"], [each for each in curve if each[0] <= row["env_steps"]], rtol=1e-6)
+        policy = podium.load(folder / "sweep" / row["program"], seed=row["first_seed"])
+        np.testing.assert_allclose(policy.params.numbers["learning_rate"], row["learning_rate"], 1e-6)
+    then = {rate: dict(row["curve"])[halve_at[0]] for rate, row in alone.items()}
+    dropped = {row["learning_rate"] for row in halved.table if row["env_steps"] == halve_at[0]}
+    assert len(dropped) == len(then) // 2
+    assert max(then[rate] for rate in dropped) <= min(then[rate] for rate in then.keys() - dropped)
+    assert podium.sweep(ppo, space, "podium/Catch", resume=True, **arguments).table == halved.table
+    return halved.table
+
+
+@pytest.mark.parametrize(
+    ("halve_at", "words"),
+    [
+        ((0,), "0 must be a positive integer"),
+        ((128, 128), "must rise, by an iteration of 64 steps or more, and end before the 256 steps"),
+        ((256,), "end before the 256 steps of the sweep"),
+        ((64, 128, 192), "are one after 2; use 2 or fewer"),
+    ],
+)
+def test_halvings_that_cannot_be_are_refused(halve_at: tuple[int, ...], words: str, tmp_path: Path) -> None:
+    space = {"learning_rate": (1e-3, 1e-2, 1e-1)}
+    with pytest.raises(ValueError, match=words):
+        podium.sweep(ppo, space, "podium/Catch", config=CONFIG, halve_at=halve_at, run_dir=tmp_path / "sweep", **SIZES)
+    assert not (tmp_path / "sweep").exists()

@@ -34,6 +34,8 @@ class Flags:
     """Settings of a program at most; None takes as many as fit in memory."""
     threshold: float | None = None
     """Return whose first reaching is counted."""
+    halve_at: tuple[int, ...] = ()
+    """Environment steps, rising, at which the worse half of the settings is dropped."""
 
 
 _ABOUT = (
@@ -77,6 +79,7 @@ def run(argv: Sequence[str]) -> int:
         samples=flags.samples,
         at_once=flags.at_once,
         threshold=flags.threshold,
+        halve_at=flags.halve_at,
         devices=options.number_of_devices(),
         env_options=options.env_options,
         run_dir=run_dir,

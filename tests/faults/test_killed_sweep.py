@@ -16,6 +16,8 @@ FLAGS = (
     "--at-once 2 --seeds 2 --devices 1 --num-envs 8 --rollout-length 8 --num-steps 40960 --eval-every 4096 "
     "--eval-episodes 8 --hidden-sizes 16"
 )
+ALL = ("sweep.json", "program-0/config.json", "program-1/checkpoints/*/manifest.json", "program-3/*.jsonl")
+HALVED = ("program-1/*.jsonl", ".*.partial", "program-*-rung-1/*.jsonl", "program-*-rung-2/checkpoints/*/manifest.json")
 
 
 def start(run_dir: Path, *further: str) -> subprocess.Popen[bytes]:
@@ -24,16 +26,17 @@ def start(run_dir: Path, *further: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_the_table_is_the_same(tmp_path: Path) -> None:
-    assert start(tmp_path / "whole").wait() == 0
+@pytest.mark.parametrize(("further", "moments"), [("", ALL), ("--halve-at 8192 16384", HALVED)])
+def test_killed_and_resumed_the_table_is_the_same(further: str, moments: tuple[str, ...], tmp_path: Path) -> None:
+    assert start(tmp_path / "whole", *further.split()).wait() == 0
     run_dir, kills = tmp_path / "killed", 0
-    for wanted in ("sweep.json", "program-0/config.json", "program-1/checkpoints/*/manifest.json", "program-3/*.jsonl"):
-        process = start(run_dir, *(["--resume"] if run_dir.exists() else []))
+    for wanted in moments:
+        process = start(run_dir, *further.split(), *(["--resume"] if run_dir.exists() else []))
         while process.poll() is None and not list(run_dir.glob(wanted)):
             time.sleep(0.01)
         kills += process.poll() is None
         process.kill()
         process.wait()
     assert kills >= 3
-    assert start(run_dir, "--resume").wait() == 0
+    assert start(run_dir, *further.split(), "--resume").wait() == 0
     assert (run_dir / "table.json").read_bytes() == (tmp_path / "whole" / "table.json").read_bytes()
