@@ -10,6 +10,7 @@ initialised; episodes cut by a time limit are bootstrapped from.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -158,7 +159,13 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
 
     functions = init, actor, carry, act, plan, grad, apply, observe
     return Agent(
-        *functions, rollout_length=5, name="a2c", config=config, statistics=statistics, policy_mask=policy_mask
+        *functions,
+        rollout_length=5,
+        name="a2c",
+        config=config,
+        make=functools.partial(make, network=network, loss=loss),
+        statistics=statistics,
+        policy_mask=policy_mask,
     )
 
 

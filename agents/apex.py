@@ -9,6 +9,7 @@ buffers of their own, one learner) is a matter of placement here, and none is na
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 
@@ -108,4 +109,6 @@ def make(config: Config = Config(), network: Network | None = None, loss: dqn.Lo
         epsilon = epsilons(params.epsilon, memory, config.num_actors, config.epsilon_spread)
         return base.act(keys, params._replace(epsilon=epsilon), (), obs, first, greedy)._replace(carry=memory)
 
-    return base._replace(carry=carry, number=number, act=act, name="apex")
+    return base._replace(
+        carry=carry, number=number, act=act, name="apex", make=functools.partial(make, network=network, loss=loss)
+    )

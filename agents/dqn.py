@@ -9,6 +9,7 @@ environments at once, and episodes cut by a time limit are bootstrapped from.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -159,6 +160,7 @@ def make(
       ValueError: for a field out of range or a network with memory; from `init`, for continuous actions.
     """
     _check(config)
+    again = functools.partial(make, network=network, loss=loss, buffer=buffer, note=note)
     if buffer is None:
         buffer = replay.uniform(
             config.buffer_capacity,
@@ -247,6 +249,7 @@ def make(
         rollout_length=1,
         name="dqn",
         config=config,
+        make=again,
         policy_mask=policy_mask,
     )
 

@@ -14,6 +14,7 @@ left. Discrete and continuous actions, feed-forward and recurrent. Deliberate di
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -207,7 +208,13 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
 
     functions = init, actor, carry, act, plan, grad, apply, observe
     return Agent(
-        *functions, rollout_length=20, name="impala", config=config, statistics=statistics, policy_mask=policy_mask
+        *functions,
+        rollout_length=20,
+        name="impala",
+        config=config,
+        make=functools.partial(make, network=network, loss=loss),
+        statistics=statistics,
+        policy_mask=policy_mask,
     )
 
 

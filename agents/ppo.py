@@ -278,6 +278,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         *functions,
         name="ppo",
         config=config,
+        make=functools.partial(make, network=network, loss=loss),
         statistics=statistics_of,
         policy_mask=policy_mask,
         stops=stops if is_on(config.target_kl) else None,

@@ -132,6 +132,8 @@ class Agent(NamedTuple):
         applied, nor is what remains of the iteration's. None where all are; not for agents with a replay.
       reward_discount: gamma of the discounted sums of rewards that the agent's rollouts are to carry
         (`Trajectory.past`), 0 to 1; None for none.
+      make: `(config) -> Agent`: makes it of another configuration, such as `config` with other numbers, which may be
+        traced (`podium.Population`); None where it cannot be.
       settings: where it is one algorithm with several settings (`podium.varied`), else None.
     """
 
@@ -152,6 +154,7 @@ class Agent(NamedTuple):
     policy_mask: Callable[[PyTree], PyTree] | None = None
     stops: Callable[[Metrics], Array] | None = None
     reward_discount: float | None = None
+    make: Callable[[Any], Agent] | None = None
     settings: Settings | None = None
 
     def bound(self, state: PyTree) -> Agent:

@@ -39,6 +39,11 @@ def iteration(run_key: Key, number: Array) -> Iteration:
     return Iteration(*jax.random.split(jax.random.fold_in(run_key, number)))
 
 
+def exchange(run_key: Key, number: Array) -> Key:
+    """Return the key of what the members of a population exchange after iteration `number`."""
+    return jax.random.fold_in(jax.random.fold_in(run_key, 0x706F70), number)
+
+
 def environment_keys(key: Key, index: Array) -> Key:
     """Return one key an environment, [B], from its global number."""
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, index)

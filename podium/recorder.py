@@ -19,7 +19,7 @@ from podium.placement.contract import Program
 from podium.runs import RunFolder
 from podium.saved import Saved
 from podium.schedule import Schedule
-from podium.sinks import CurveSink, JsonlSink, Sinks, TerminalSink, WandbSink
+from podium.sinks import CurveSink, JsonlSink, PictureSink, Sinks, TerminalSink, WandbSink
 from podium.tally import Tally
 from podium.types import PyTree
 
@@ -73,7 +73,8 @@ class Recorder:
         self._metrics = JsonlSink(folder.metrics)
         if saved:
             self._metrics.truncate_after(self.env_steps(saved.update))
-        self._sinks[:0] = [self._metrics, CurveSink(folder.curve, self.rows)]
+        pictures = [PictureSink(folder.path / name, self.rows, draw) for name, draw in program.pictures.items()]
+        self._sinks[:0] = [self._metrics, CurveSink(folder.curve, self.rows), *pictures]
 
     def __enter__(self) -> Self:
         return self
@@ -146,7 +147,7 @@ class Recorder:
         meta = {
             "update": update,
             "wall_seconds": self._wall_seconds(),
-            "eval_return": None if evaluated is None else float(np.mean(evaluated)),
+            "eval_return": None if evaluated is None else float(self._program.merit(evaluated)),
             "evaluation": self.evaluation,
             "tally": self._tally.record(),
             "placement": self._program.layout,

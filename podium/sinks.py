@@ -275,6 +275,27 @@ class CurveSink:
             plot_curve(self._rows, self.path)
 
 
+class PictureSink:
+    """Draw a picture of all rows when the run ends.
+
+    Args:
+      path: of the picture.
+      rows: of the run; a list that goes on growing.
+      draw: `(rows, path)`.
+    """
+
+    def __init__(self, path: Path, rows: Sequence[Row], draw: Callable[[Sequence[Row], Path], None]):
+        self._path, self._rows, self._draw = path, rows, draw
+
+    def write(self, row: Row) -> None:
+        """Do nothing: the row is in the list."""
+
+    def close(self, summary: Row) -> None:
+        """Draw, but for a run that failed before its first row."""
+        if self._rows and summary:
+            self._draw(self._rows, self._path)
+
+
 def plot_curve(rows: Iterable[Row], path: Path, title: str = "") -> None:
     """Plot training and evaluation returns against environment steps into a PNG file.
 

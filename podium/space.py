@@ -108,6 +108,25 @@ def settings_of(space: Space, samples: int | None, seed: int) -> list[Setting]:
     return found
 
 
+def read_space(pairs: Sequence[str], flag: str = "--space") -> dict[str, Sequence[Any] | Draws]:
+    """Return what a command line says of every field, as FIELD=VALUES.
+
+    >>> read_space(["learning-rate=0.1,0.2"])
+    {'learning_rate': (0.1, 0.2)}
+
+    Raises:
+      ValueError: one is no such pair, or a field is there twice; names the flag.
+    """
+    space: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        name = name.replace("-", "_")
+        if not equals or not name.isidentifier() or name in space:
+            raise ValueError(f"{flag} {pair} is not FIELD=VALUES, each field once; such as learning_rate=1e-4,1e-3.")
+        space[name] = read_values(text)
+    return space
+
+
 def read_values(text: str) -> Sequence[Any] | Draws:
     """Return what a command line says of one field.
 

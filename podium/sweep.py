@@ -40,7 +40,7 @@ from podium.schedule import Schedule, make_schedule
 from podium.sinks import interval, save_figure
 from podium.space import Setting, Space, settings_of
 from podium.train import agent_record, resolve_env, train, usual_length
-from podium.varied import varied
+from podium.varied import check_field, may_vary, varied
 
 RECORD = "sweep.json"
 
@@ -334,15 +334,10 @@ def _resolve(make: Any, config: Any) -> tuple[Callable[[Any], Agent], Any]:
 
 
 def _check_fields(space: Space, config: Any) -> None:
-    known = [field.name for field in dataclasses.fields(config)]
     if not space:
         raise ValueError("space={} varies nothing; give a field of the configuration and its values.")
     for name in space:
-        if name not in known:
-            raise ValueError(
-                f"{name!r} is no field of {type(config).__module__}.{type(config).__qualname__}, so it cannot vary; "
-                f"these can: {', '.join(known)}."
-            )
+        check_field(config, name)
 
 
 def _made(make: Callable[[Any], Agent], config: Any, setting: Setting) -> Agent:
@@ -352,26 +347,12 @@ def _made(make: Callable[[Any], Agent], config: Any, setting: Setting) -> Agent:
         raise ValueError(f"{setting} is no setting of {type(config).__qualname__}: {error}.") from error
 
 
-def _may_be_traced(make: Callable[[Any], Agent], config: Any, name: str) -> bool:
-    """Say whether a field may vary within a program: whether the agent can be made while its number is traced."""
-
-    def trial(x: Any) -> Any:
-        make(dataclasses.replace(config, **{name: x}))
-        return x
-
-    try:
-        jax.eval_shape(trial, jax.ShapeDtypeStruct((), np.float32))
-    except (ValueError, TypeError, jax.errors.JAXTypeError):
-        return False
-    return True
-
-
 def _grouped(make: Callable[[Any], Agent], config: Any, settings: Sequence[Setting], at_once: int) -> list[_Group]:
     """Return the settings by program: alike in all that is no number, and at most `at_once` in each."""
     traced = {
         name
         for name in settings[0]
-        if all(_is_number(setting[name]) for setting in settings) and _may_be_traced(make, config, name)
+        if all(_is_number(setting[name]) for setting in settings) and may_vary(make, config, name)
     }
     groups: list[_Group] = []
     for place, setting in enumerate(settings):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-Addition = Literal["sum", "mean", "max"]
-"""How a metric adds up over the updates of a row; a mean and a maximum leave out NaN, what did not happen."""
+Addition = Literal["sum", "mean", "max", "last", "each"]
+"""How a metric adds up over the updates of a row; but for a sum, NaN is what did not happen, and is left out.
+
+"last" is the newest, and "each" all of them in order.
+"""
 
 OF_EPISODES: Mapping[str, Addition] = MappingProxyType(
     {"episodes": "sum", "episode_return_sum": "sum", "episode_length_sum": "sum"}
@@ -25,7 +28,7 @@ class Tally:
       record: of an earlier tally, to continue it.
 
     Raises:
-      ValueError: an addition is none of "sum", "mean" and "max".
+      ValueError: an addition is none of these.
 
     >>> tally = Tally({"wait_max": "max"})
     >>> metrics = {"wait_max": [1.0, 5.0], "loss": [3.0, np.nan], **dict.fromkeys(OF_EPISODES, [2.0, 4.0])}
@@ -37,8 +40,8 @@ class Tally:
 
     def __init__(self, additions: Mapping[str, Addition], record: Mapping[str, Any] | None = None):
         for name, addition in additions.items():
-            if addition not in ("sum", "mean", "max"):
-                raise ValueError(f"additions[{name!r}]={addition!r} is none of 'sum', 'mean' and 'max'.")
+            if addition not in get_args(Addition):
+                raise ValueError(f"additions[{name!r}]={addition!r} is none of {', '.join(get_args(Addition))}.")
         self._additions = {**additions, **OF_EPISODES}
         record = record or {}
         self.updates, self.seconds = int(record.get("updates", 0)), float(record.get("seconds", 0.0))
@@ -62,6 +65,11 @@ class Tally:
                 before = self._values.get(name, np.full(values.shape[1:], np.nan))
                 self._values[name] = np.fmax(before, np.fmax.reduce(np.asarray(values, float), axis=0))
                 continue
+            if addition in ("last", "each"):
+                before = self._values.get(name, np.zeros(0)).tolist()
+                known = [*before, *(each.tolist() for each in values if np.isfinite(each).all())]
+                self._values[name] = np.array(known[-1:] if addition == "last" else known)
+                continue
             # NaN stands for what did not happen, but in a sum.
             counted = np.ones_like(values, bool) if addition == "sum" else np.isfinite(values)
             before = np.asarray(self._values.get(name, np.zeros(values.shape[1:])), float)
@@ -83,8 +91,10 @@ class Tally:
             row["episode_length"] = to_python(values.pop("episode_length_sum") / episodes)
             row["episodes"] = to_python(episodes)
             for name, value in values.items():
-                is_mean = self._additions.get(name, "mean") == "mean"
-                row[name] = to_python(value / self._counts[name] if is_mean else value)
+                addition = self._additions.get(name, "mean")
+                if addition == "last":
+                    value = value[-1] if len(value) else np.nan
+                row[name] = to_python(value / self._counts[name] if addition == "mean" else value)
         return row
 
 

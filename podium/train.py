@@ -147,13 +147,13 @@ def train(
         max_updates=longest_chunk,
     )
     config = {
-        "agent": agent_record(agent),
+        "agent": agent_record(program.agent),
         "env": env_record,
         "num_steps": num_steps,
         "num_envs": num_envs,
         "rollout_length": rollout_length,
         "seed": seed,
-        "seeds": seeds,
+        "seeds": program.sizes.seeds,
         "num_lanes": program.sizes.num_lanes,
         "eval_every": eval_every,
         "eval_episodes": eval_episodes,

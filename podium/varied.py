@@ -120,3 +120,40 @@ def varied(make: Callable[[Any], Agent], config: Any, settings: Sequence[Mapping
         )
 
     return own._replace(settings=Settings(tuple(map(dict, settings)), tell, bind))
+
+
+def check_field(config: Any, name: str) -> None:
+    """Raise ValueError where a configuration has no such field."""
+    known = [field.name for field in dataclasses.fields(config)]
+    if name not in known:
+        raise ValueError(
+            f"{name!r} is no field of {type(config).__module__}.{type(config).__qualname__}, so it cannot vary; "
+            f"these can: {', '.join(known)}."
+        )
+
+
+def may_vary(make: Callable[[Any], Agent], config: Any, name: str) -> bool:
+    """Say whether a field may vary within a program: whether the agent can be made while its number is traced."""
+
+    def trial(x: Any) -> Any:
+        make(dataclasses.replace(config, **{name: x}))
+        return x
+
+    if not isinstance(getattr(config, name), int | float | None):
+        return False
+    try:
+        jax.eval_shape(trial, jax.ShapeDtypeStruct((), np.float32))
+    except (ValueError, TypeError, jax.errors.JAXTypeError):
+        return False
+    return True
+
+
+def check_may_vary(make: Callable[[Any], Agent], config: Any, name: str) -> None:
+    """Raise ValueError where a field cannot vary within a program."""
+    check_field(config, name)
+    if not may_vary(make, config, name):
+        numbers = [field.name for field in dataclasses.fields(config) if may_vary(make, config, field.name)]
+        raise ValueError(
+            f"{name}={getattr(config, name)!r} decides what is compiled, so it cannot vary within a program; these "
+            f"can: {', '.join(numbers)}."
+        )

@@ -7,7 +7,6 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import podium
 from podium import agents, presets
@@ -17,7 +16,7 @@ from podium.commands.options import Choice, Subject, TrainFlags, read
 from podium.commands.train import prepare
 from podium.files import to_jsonable
 from podium.runs import default_run_dir
-from podium.space import read_values
+from podium.space import read_space
 from podium.sweep import words_of
 
 
@@ -67,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
     for unused in _NOT_HERE:
         if train.pop(unused) != getattr(TrainFlags, unused):
             raise ValueError(f"--{unused.replace('_', '-')} is no flag of podium sweep; leave it out.")
-    space = _space(flags.vary)
+    space = read_space(flags.vary, "--vary")
     prepare(options)
     config = agents.make(name, options.agent).config
     run_dir = train.pop("run_dir") or default_run_dir(f"sweep-{name}-{setup.env}")
@@ -97,14 +96,3 @@ def run(argv: Sequence[str]) -> int:
     if setup.json:
         print(json.dumps(to_jsonable(found.table), allow_nan=False), flush=True)
     return 0
-
-
-def _space(vary: Sequence[str]) -> dict[str, Any]:
-    space: dict[str, Any] = {}
-    for pair in vary:
-        name, equals, text = pair.partition("=")
-        name = name.replace("-", "_")
-        if not equals or not name.isidentifier() or name in space:
-            raise ValueError(f"--vary {pair} is not FIELD=VALUES, each field once; such as learning_rate=1e-4,1e-3.")
-        space[name] = read_values(text)
-    return space

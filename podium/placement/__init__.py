@@ -16,6 +16,7 @@ from podium.placement.distributed_actors import DistributedActors
 from podium.placement.evolution import Evolution
 from podium.placement.local_sgd import LocalSGD
 from podium.placement.parameter_server import ParameterServer
+from podium.placement.population import Population
 from podium.placement.remote import ray  # noqa: F401  # Adds its engine; Ray itself is imported when first used.
 from podium.placement.sebulba import Sebulba
 from podium.placement.single import Single
@@ -29,6 +30,7 @@ PLACEMENTS: dict[str, type[Placement]] = {
     "parameter_server": ParameterServer,
     "local_sgd": LocalSGD,
     "evolution": Evolution,
+    "population": Population,
 }
 """Every placement by the name that command lines know it by; `register` adds to it."""
 
@@ -86,6 +88,7 @@ __all__ = [
     "LocalSGD",
     "ParameterServer",
     "Placement",
+    "Population",
     "Program",
     "Report",
     "RunState",

@@ -7,23 +7,22 @@ update is written for the one global batch, and the partitioner inserts the sums
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from podium import distributed, episodes, keys
+from podium import distributed
 from podium.agent import Agent
 from podium.devices import Devices, make_mesh, resolve_devices
 from podium.env import Env
 from podium.episodes import Ended
 from podium.host import HostEnvFactory
-from podium.learn import learn
 from podium.placement.actors.actor import make_acting
 from podium.placement.compiled.chunk import CompiledLoop
-from podium.placement.compiled.iteration import gradient_bytes, resolve_lanes, rollout_finite, start
+from podium.placement.compiled.iteration import gradient_bytes, resolve_lanes, start
+from podium.placement.compiled.runs import BY_RUN, fused, side_by_side, start_runs
 from podium.placement.contract import (
     NEVER,
     Acting,
@@ -75,11 +74,10 @@ class Anakin(Placement):
         loop = CompiledLoop(
             iteration.start,
             iteration.partition,
-            iteration,
+            iteration.of_all,
             iteration.mesh,
             sizes,
             asked.max_updates,
-            spread=iteration.spread,
             shares_batch=not by_seed,
         )
 
@@ -123,15 +121,14 @@ class _Iteration:
     devices: list[jax.Device]
     by_seed: bool
 
-    def __call__(self, state: RunState) -> tuple[RunState, Metrics, Array]:
-        """Collect a rollout with the current policy, and learn from it."""
-        agent, (rollout_key, learn_key) = self.acting.agent.bound(state.agent), keys.iteration(state.key, state.update)
-        collected = self._collect(rollout_key, agent, agent.actor(state.agent), state.rollout, state.update)
-        following, trajectory, ended = collected
-        learned = learn(learn_key, agent, state.agent, state.replay, trajectory, self.sizes.num_lanes)
-        metrics = {**learned.metrics, **episodes.summarize(ended)}
-        state = RunState(state.key, state.update + 1, learned.state, learned.replay, following)
-        return state, metrics, rollout_finite(agent, trajectory)
+    def of_all(self, state: RunState) -> tuple[RunState, Metrics, Array]:
+        """Do one iteration of every seed."""
+        if self.sizes.seeds == 1:
+            return self._of_one(state)
+        return side_by_side(self._of_one, self.mesh if self.by_seed else None)(state)
+
+    def _of_one(self, state: RunState) -> tuple[RunState, Metrics, Array]:
+        return fused(self.acting, self.sizes, state, self._collect)
 
     def _collect(self, key: Key, agent: Agent, params: PyTree, state: RolloutState, version: Array) -> Any:
         def local(key: Key, params: PyTree, state: RolloutState, version: Array) -> Any:
@@ -146,37 +143,19 @@ class _Iteration:
     @property
     def mesh(self) -> jax.sharding.Mesh:
         """The mesh, along which environments lie, or seeds."""
-        return make_mesh(self.devices, "seed" if self.by_seed else "env")
+        return make_mesh(self.devices, "run" if self.by_seed else "env")
 
     def start(self, key: Key) -> RunState:
         """Return the first state of all seeds."""
-        first = lambda key: start(key, self.acting, self.sizes)
-        if self.sizes.seeds == 1:
-            return first(key)
-        settings, runs = self.acting.agent.settings, jnp.arange(self.sizes.seeds)
-        seeds = self.sizes.seeds // (len(settings.values) if settings else 1)  # Those of every setting are the same.
-        seed_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, runs % seeds)
-        # One after another: batched QR (orthogonal weights) on several CPU threads deadlocks XLA's pool, 3 times in 4.
-        state = jax.lax.map(first, seed_keys)
-        return state._replace(agent=jax.vmap(settings.tell)(state.agent, runs // seeds)) if settings else state
+        return start_runs(key, self.acting, self.sizes)
 
     def partition(self, shapes: RunState) -> RunState:
         """Return a PartitionSpec for every leaf of the state."""
         if self.by_seed:
-            return jax.tree.map(lambda x: P("seed"), shapes)
+            return jax.tree.map(lambda x: BY_RUN, shapes)
         axes = () if self.sizes.seeds == 1 else (None,)
         everywhere = lambda tree: jax.tree.map(lambda x: P(), tree)
         # Environments and replay lanes lie along the mesh; scalars of the replay are the same everywhere.
         split = lambda tree: jax.tree.map(lambda x: P(*axes, "env") if x.ndim > len(axes) else P(), tree)
         once: Any = P()
         return RunState(once, once, everywhere(shapes.agent), split(shapes.replay), split(shapes.rollout))
-
-    def spread(self, chunk: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the chunk of one seed as that of all seeds."""
-        if self.sizes.seeds == 1:
-            return chunk
-        several = jax.vmap(chunk, in_axes=(0, None))
-        if not self.by_seed:
-            return several
-        seed = P("seed")
-        return jax.shard_map(several, mesh=self.mesh, in_specs=(seed, P()), out_specs=(seed, seed), check_vma=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import jax
@@ -246,6 +247,8 @@ class Program:
       whole_episodes: whether an iteration is whole episodes, which `rollout_length` bounds.
       resume_loses: what a resumed run does not get back, a clause for people; "" where resuming is exact.
       adopt: `(first state, agent's State of another run, its update) -> state` to train on from there.
+      pictures: `(rows of metrics, path)` by file name: drawn into the run folder when the run ends.
+      merit: what counts of an evaluation's returns, one number a seed, where checkpoints are compared.
     """
 
     agent: Agent
@@ -260,6 +263,10 @@ class Program:
     whole_episodes: bool = False
     resume_loses: str = ""
     adopt: Callable[[Any, PyTree, int], Any] = adopt
+    pictures: Mapping[str, Callable[[Sequence[Mapping[str, Any]], Path], None]] = dataclasses.field(
+        default_factory=dict
+    )
+    merit: Callable[[Any], Any] = np.mean
 
     @property
     def compile_seconds(self) -> float:

@@ -20,7 +20,10 @@ from podium.placement.contract import Sizes
 from podium.types import Array, Key, Metrics
 
 Iterate = Callable[[Any], tuple[Any, Metrics, Array]]
-"""`(state) -> (state, metrics, [B] whether each environment gave finite numbers only)`."""
+"""`(state) -> (state, metrics, [B] whether each environment gave finite numbers only)`.
+
+Where there are several runs, all have an axis of runs in front.
+"""
 
 
 @dataclasses.dataclass(eq=False)
@@ -33,7 +36,6 @@ class CompiledLoop(CompiledOnMesh):
       max_updates: iterations that a chunk may have.
       settle: `(state) -> (state, last)` as a chunk hands it over: `state.agent` is the agent's State then, and `last`
         are metrics, scalars, of the last update.
-      spread: makes of the chunk of one seed that of all that run at once.
       shares_batch: whether the batch lies along the mesh, so that gradients are summed over it.
     """
 
@@ -44,7 +46,6 @@ class CompiledLoop(CompiledOnMesh):
     sizes: Sizes
     max_updates: int
     settle: Callable[[Any], tuple[Any, Metrics]] = lambda state: (state, {})
-    spread: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda chunk: chunk
     shares_batch: bool = False
 
     def _chunk(self, state: Any, num_updates: Array) -> tuple[Any, Metrics]:
@@ -52,7 +53,7 @@ class CompiledLoop(CompiledOnMesh):
         with batch_over(self.mesh if self.shares_batch else None):
             # Traced once, for the shapes of its metrics and for the loop.
             iterate = jax.jit(self.iterate, inline=True)
-            shapes = jax.eval_shape(iterate, state)[1]
+            _, shapes, each = jax.eval_shape(iterate, state)
             metrics = jax.tree.map(lambda x: jnp.zeros((self.max_updates, *x.shape), x.dtype), shapes)
 
             def body(i: Array, carry: tuple[Any, Metrics, Array]) -> tuple[Any, Metrics, Array]:
@@ -61,17 +62,18 @@ class CompiledLoop(CompiledOnMesh):
                 put = lambda rows, row: jax.lax.dynamic_update_index_in_dim(rows, row, i, 0)
                 return state, jax.tree.map(put, metrics, new), finite & new_finite
 
-            begin = state, metrics, jnp.ones(self.sizes.num_envs, bool)
+            begin = state, metrics, jnp.ones(each.shape, bool)
             state, metrics, finite = jax.lax.fori_loop(0, num_updates, body, begin)
         state, last = self.settle(state)
         metrics |= {name: metrics[name].at[num_updates - 1].set(value) for name, value in last.items()}
-        return state, {**metrics, "finite": chunk_finite(state.agent, finite)}
+        is_finite = chunk_finite if self.sizes.seeds == 1 else jax.vmap(chunk_finite)
+        return state, {**metrics, "finite": is_finite(state.agent, finite)}
 
     def _lower(self) -> Any:
         # Said only where it matters: metrics must lie whole in every process.
         everywhere = None if distributed.num_processes() == 1 else NamedSharding(self.mesh, P())
         chunk = jax.jit(
-            self.spread(self._chunk),
+            self._chunk,
             donate_argnums=0,
             in_shardings=(self.shardings, None),
             out_shardings=(self.shardings, everywhere),
@@ -96,8 +98,7 @@ class CompiledLoop(CompiledOnMesh):
         # Waiting here bounds the work in flight: on CPU many unwaited collectives can deadlock.
         fetched = jax.device_get(jax.block_until_ready(metrics))
         finite = fetched.pop("finite")
-        rows = {k: (v[:num_updates] if self.sizes.seeds == 1 else v[:, :num_updates].T) for k, v in fetched.items()}
-        return state, {**rows, "finite": finite}
+        return state, {**{name: rows[:num_updates] for name, rows in fetched.items()}, "finite": finite}
 
     def close(self) -> None:
         """Do nothing: all of it ran in the caller's thread."""

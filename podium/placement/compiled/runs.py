@@ -1,0 +1,72 @@
+"""Independent runs side by side in one program: how they start, and one iteration of each, fused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from podium import episodes, keys
+from podium.agent import Agent
+from podium.learn import learn
+from podium.placement.compiled.chunk import Iterate
+from podium.placement.compiled.iteration import rollout_finite, start
+from podium.placement.contract import Acting, RunState, Sizes
+from podium.rollout import RolloutState, rollout
+from podium.types import Array, Key, Metrics, PyTree
+
+BY_RUN = P("run")
+"""How states lie along a mesh that whole runs are spread over."""
+
+
+def fused(
+    acting: Acting, sizes: Sizes, state: RunState, collect: Callable[..., Any] | None = None
+) -> tuple[RunState, Metrics, Array]:
+    """Collect a rollout with the current policy, and learn from it: one iteration of one run.
+
+    Args:
+      acting: in environments that are pure.
+      sizes: of the run.
+      state: of the run.
+      collect: `(key, agent, params, standing, version)` as of `podium.rollout.rollout`: what plays instead, where one
+        device does not play all environments.
+    """
+    agent, (rollout_key, learn_key) = acting.agent.bound(state.agent), keys.iteration(state.key, state.update)
+
+    def alone(key: Key, agent: Agent, params: PyTree, standing: RolloutState, version: Array) -> Any:
+        return rollout(key, agent, acting.env, params, standing, sizes.rollout_length, version)
+
+    collected = (collect or alone)(rollout_key, agent, agent.actor(state.agent), state.rollout, state.update)
+    following, trajectory, ended = collected
+    learned = learn(learn_key, agent, state.agent, state.replay, trajectory, sizes.num_lanes)
+    metrics = {**learned.metrics, **episodes.summarize(ended)}
+    state = RunState(state.key, state.update + 1, learned.state, learned.replay, following)
+    return state, metrics, rollout_finite(agent, trajectory)
+
+
+def start_runs(key: Key, acting: Acting, sizes: Sizes, apart: bool = False) -> RunState:
+    """Return the first state of all runs, [seeds, ...] where there are several.
+
+    Those of each of an agent's settings have the same seeds, so that settings compare; `apart`, all have their own.
+    """
+    first = lambda key: start(key, acting, sizes)
+    if sizes.seeds == 1:
+        return first(key)
+    settings, runs = acting.agent.settings, jnp.arange(sizes.seeds)
+    seeds = sizes.seeds // (len(settings.values) if settings else 1)
+    seed_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, runs if apart else runs % seeds)
+    # One after another: batched QR (orthogonal weights) on several CPU threads deadlocks XLA's pool, 3 times in 4.
+    state = jax.lax.map(first, seed_keys)
+    return state._replace(agent=jax.vmap(settings.tell)(state.agent, runs // seeds)) if settings else state
+
+
+def side_by_side(iterate: Iterate, mesh: Mesh | None) -> Iterate:
+    """Return an iteration of one run as that of several; along a mesh, of whole runs on every device."""
+    several = jax.vmap(iterate)
+    if mesh is None:
+        return several
+    return jax.shard_map(several, mesh=mesh, in_specs=(BY_RUN,), out_specs=BY_RUN, check_vma=False)
