@@ -56,13 +56,13 @@ class Sweep:
     """What a sweep found.
 
     Attributes:
-      table: one dict a setting, best first, those that were dropped after those that were not: the fields that vary by
-        name; `eval_return`, the mean over seeds of the last greedy evaluation, `eval_returns` of each seed, `interval`
-        (Student's, 95%) and `median`; `steps_to_threshold`, environment steps until the mean first reached it, None
-        where it did not or none was asked for; `diverged`, how many seeds became NaN or infinite and were kept at
-        zeros; `env_steps`, of each seed; `curve`, [steps, mean] of evaluations; `program`, the folder in `run_dir`,
-        and `first_seed`, of which of its runs the setting's begin: `podium.load(run_dir / row["program"],
-        seed=row["first_seed"])` is a policy of it.
+      table: one dict a setting, best first, of equals the one whose evaluations were better on the way; those that were
+        dropped come after those that were not. The fields that vary by name; `eval_return`, the mean over seeds of the
+        last greedy evaluation, `eval_returns` of each seed, `interval` (Student's, 95%) and `median`;
+        `steps_to_threshold`, environment steps until the mean first reached it, None where it did not or none was asked
+        for; `diverged`, how many seeds became NaN or infinite and were kept at zeros; `env_steps`, of each seed;
+        `curve`, [steps, mean] of evaluations; `program`, the folder in `run_dir`, and `first_seed`, of which of its
+        runs the setting's begin: `podium.load(run_dir / row["program"], seed=row["first_seed"])` is a policy of it.
       fields: names of those that vary.
       run_dir: the folder, or None.
       interrupted: the signal that ended it early, or None; settings that were not tried are not in the table then.
@@ -210,7 +210,7 @@ def sweep(
         evaluations |= {"eval_episodes": plan.episodes, "eval_steps": plan.episodes * plan.last_max_steps}
     trial = _Trial(make, config, made, env, env_options, seeds, devices, num_envs, length, seed, evaluations)
     tried: dict[int, dict[str, Any]] = {}
-    ranked = lambda: sorted(tried.values(), key=lambda row: (-row["env_steps"], -row["eval_return"]))
+    ranked = lambda: sorted(tried.values(), key=lambda row: (-row["env_steps"], *_rank(row)))
     with contextlib.ExitStack() as stack:
         # What is left of a program goes on from its checkpoint.
         runs = Path(stack.enter_context(tempfile.TemporaryDirectory())) if halve_at and not path else path
@@ -293,12 +293,17 @@ class _Trial:
         return Anakin(_devices(self.devices, len(group.numbers), self.seeds, rung="-rung-" in group.folder))
 
 
+def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
+    """Return what settings are ranked by, the least first: the last return, and of equals the mean of the curve."""
+    return -row["eval_return"], -float(np.mean([mean for _, mean in row["curve"]]))
+
+
 def _better_half(
     groups: Sequence[_Group], tried: Mapping[int, Mapping[str, Any]], rung: int
 ) -> list[tuple[_Group, list[int], int]]:
     """Return the groups that go on, and of each the indices of the settings that do."""
     alive = [place for group in groups for place in group.places]
-    kept = set(sorted(alive, key=lambda place: -tried[place]["eval_return"])[: (len(alive) + 1) // 2])
+    kept = set(sorted(alive, key=lambda place: _rank(tried[place]))[: (len(alive) + 1) // 2])
     indices = [[i for i, place in enumerate(group.places) if place in kept] for group in groups]
     return [(group, some, rung) for group, some in zip(groups, indices, strict=True) if some]
 

@@ -187,6 +187,8 @@ def _another(default: Any, name: str) -> tuple[Any, list[str]]:
         return "ray", ["ray"]
     if name == "mix":
         return "ring", ["ring"]
+    if name == "space":
+        return ("gamma=0.9,1", "clip=1"), ["gamma=0.9,1", "clip=1"]
     if name == "late":
         return "weigh", ["weigh"]
     if isinstance(default, bool):

@@ -1,4 +1,4 @@
-"""The notebook runs from top to bottom, is stored clean, and uses what everybody can use."""
+"""Notebooks run from top to bottom, are stored clean, and use what everybody can use."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_notebook_runs(path, tmp_path):
     command = [sys.executable, "-c", EXECUTE, str(path)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "image/gif" in done.stdout and "image/png" in done.stdout
+    assert "image/png" in done.stdout and ("image/gif" in done.stdout or path.stem != "quickstart")
     assert not list(tmp_path.iterdir()), "the notebook left files behind"
 
 

@@ -245,6 +245,6 @@ class _Iteration:
             returns=state.scores.returns + metrics["episode_return_sum"],
             episodes=state.scores.episodes + metrics["episodes"],
         )
-        settings = {SETTING + name: values for name, values in run.agent.numbers.items()}
         state, parent = self.exchange(PopulationState(**run._asdict(), scores=scores), self.mesh)
+        settings = {SETTING + name: values for name, values in state.agent.numbers.items()}
         return state, {**metrics, **settings, PARENT: parent}, finite

@@ -55,8 +55,9 @@ def test_a_placement_from_outside_takes_part(monkeypatch: pytest.MonkeyPatch) ->
 def test_every_placement_runs() -> None:
     agent = podium.agents.make("dqn", {"hidden_sizes": (8,), "min_replay_size": 64, "batch_size": 8})
     sizes = TINY | {"num_envs": 16, "rollout_length": 8, "devices": 2}
-    made = podium.plan(agent, "podium/Catch", placements=list(PLACEMENTS), **sizes)
-    assert {row.name for row in made.rows if row.outcome.turns} == set(PLACEMENTS)
+    names = [name for name in PLACEMENTS if name != "population"]  # What its members vary is for the user to say.
+    made = podium.plan(agent, "podium/Catch", placements=names, **sizes)
+    assert {row.name for row in made.rows if row.outcome.turns} == set(names)
     bounds = {row.name: row.outcome.bottleneck for row in made.rows}
     assert bounds["anakin"] == bounds["single"] == bounds["local_sgd"] == "acting and learning take turns"
     assert all("idle: " in bounds[name] for name in ("sebulba", "central_inference", "distributed_actors"))
@@ -68,7 +69,7 @@ def test_every_placement_runs() -> None:
 def test_environments_on_the_host_run_where_they_can() -> None:
     made = podium.plan(AGENT, on_host(podium.envs.make("podium/Catch")), **TINY)
     refused = {row.name: row.outcome.why_not for row in made.rows if not row.outcome.turns}
-    assert {row.name for row in made.rows} == set(PLACEMENTS) and len(refused) == 3
+    assert {row.name for row in made.rows} == set(PLACEMENTS) and len(refused) == 4
     assert "outside compiled programs" in refused["anakin"] and "two or more" in refused["local_sgd"]
     assert "name it to have it run" in refused["evolution"]
 
@@ -156,7 +157,7 @@ def test_the_command_prints_and_writes(
 
 def test_the_call_of_a_placement_makes_it_again() -> None:
     for name in [name for name, cls in PLACEMENTS.items() if cls.__module__.startswith("podium.")]:
-        for placement in PLACEMENTS[name].candidates(4, 64):
+        for placement in [] if name == "population" else PLACEMENTS[name].candidates(4, 64):
             assert eval(call(placement), {"podium": podium}) == placement
 
 
