@@ -20,6 +20,7 @@ import optax
 from podium import replay
 from podium.agent import ActOutput, Agent, Aux, Plan, Replay
 from podium.networks import Network, q_network
+from podium.ops import optimizers
 from podium.ops.counts import Count
 from podium.ops.statistics import count_valid, masked_means
 from podium.ranges import check_fields, check_value, is_on, is_traced
@@ -177,7 +178,7 @@ def make(
     if network.recurrent:
         raise ValueError("network has memory, but dqn replays single steps; pass one without, or use recurrent ppo.")
     clip = optax.clip_by_global_norm(config.max_grad_norm) if is_on(config.max_grad_norm) else optax.identity()
-    optimizer = optax.flatten(optax.chain(clip, optax.adam(config.learning_rate, eps=config.adam_eps)))
+    optimizer = optimizers.flatten(optax.chain(clip, optax.adam(config.learning_rate, eps=config.adam_eps)))
 
     def init(key: Key, spec: EnvSpec) -> State:
         if not isinstance(spec.action, DiscreteSpec):

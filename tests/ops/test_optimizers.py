@@ -74,3 +74,20 @@ def test_the_rate_falls_linearly_to_zero_or_stays() -> None:
 def test_an_unknown_optimizer_is_named() -> None:
     with pytest.raises(ValueError, match="optimizer='sgd' is unknown; use one of adam, rmsprop"):
         optimizers.make("sgd", 1e-5)
+
+
+@pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
+def test_array_by_array_is_as_one_vector(name: str) -> None:
+    """Where the state is made decides the form; every step after it keeps that, and takes the same way."""
+    optimizer = optimizers.make(name, 0.1, max_grad_norm=0.5)
+    joined = optimizer.init(PARAMS)
+    with optimizers.by_array():
+        apart = optimizer.init(PARAMS)
+    assert [x.shape for x in jax.tree.leaves(joined) if jnp.ndim(x)] == [(3,)] * (len(jax.tree.leaves(apart)) // 2)
+    params = [PARAMS, PARAMS]
+    for gradient in gradients(4):
+        params[0], joined = optimizers.descend(optimizer, 0.05, params[0], joined, gradient)
+        params[1], apart = optimizers.descend(optimizer, 0.05, params[1], apart, gradient)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *params)
+    moments = [np.concatenate([np.ravel(x) for x in jax.tree.leaves(state)]) for state in (joined, apart)]
+    np.testing.assert_allclose(*moments, rtol=1e-6)
