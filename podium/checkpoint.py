@@ -32,7 +32,7 @@ import numpy as np
 from podium import distributed
 from podium.files import to_jsonable, write_atomic
 from podium.types import PyTree
-from podium.upgrades import SCHEMA, upgrade
+from podium.upgrades import SCHEMA, regroup, upgrade
 
 MANIFEST = "manifest.json"
 DESCRIPTION = "checkpoint.json"
@@ -330,9 +330,12 @@ class Checkpoints:
         names, leaves = _named_leaves(target, prefix)
         treedef = jax.tree.structure(target)
         stored = _under(description["leaves"], prefix)
-        table, convert = upgrade(description["schema"], stored, set(names))
+        upgraded = upgrade(description["schema"], stored, set(names))
+        wanted = {name: _dtype_and_shape(leaf)[1] for name, leaf in zip(names, leaves, strict=True)}
+        regrouped = regroup(upgraded.table, wanted)
+        table = regrouped.table
         _compare(step, dict(zip(names, leaves, strict=True)), table)
-        arrays = convert(self._read_arrays(step, stored))
+        arrays = regrouped.convert(upgraded.convert(self._read_arrays(step, stored)))
         placed = [_place(arrays[name], table[name], leaf) for name, leaf in zip(names, leaves, strict=True)]
         return jax.tree.unflatten(treedef, placed), description["meta"]
 

@@ -1,11 +1,12 @@
 """Runs of older versions: which leaves of a run's state were kept otherwise then, and what becomes of them.
 
 Also which fields their configurations lack. Nothing is made up for what is merely missing: a checkpoint that lacks a
-leaf that is not named here is refused.
+leaf that is not named here is refused. And leaves that one layout keeps as one vector and another as several arrays.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple
 
@@ -77,6 +78,42 @@ def upgrade(schema: int, table: Mapping[str, dict[str, Any]], wanted: Set[str]) 
         arrays = dict(arrays)
         for name, new, function in steps:
             arrays |= dict(zip(new, function(arrays.pop(name)), strict=True))
+        return arrays
+
+    return Upgraded(described, convert)
+
+
+def regroup(table: Mapping[str, dict[str, Any]], wanted: Mapping[str, tuple[int, ...]]) -> Upgraded:
+    """Return how leaves are joined or split that are wanted as one vector, or as the arrays that make it up in order.
+
+    `podium.ops.optimizers.flatten` keeps moments as either. Leaves "a/b" and "a/c" make up a vector "a".
+
+    Args:
+      table: describes the leaves of a checkpoint, in their order.
+      wanted: shapes of the leaves wanted, in their order.
+    """
+    described, steps = dict(table), []
+    shapes = {name: tuple(entry["shape"]) for name, entry in table.items()}
+    for vectors, arrays in ((shapes, wanted), (wanted, shapes)):
+        for name in vectors.keys() - arrays.keys():
+            parts = [part for part in arrays if part.startswith(f"{name}/") and part not in vectors]
+            if not parts or vectors[name] != (sum(math.prod(arrays[part]) for part in parts),):
+                continue
+            old, new = ([name], parts) if vectors is shapes else (parts, [name])
+            dtypes = {table[part]["dtype"] for part in old}
+            if len(dtypes) == 1:
+                for part in old:
+                    del described[part]
+                described |= {part: {"dtype": table[old[0]]["dtype"], "shape": list(wanted[part])} for part in new}
+                steps.append((old, new))
+
+    def convert(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        arrays = dict(arrays)
+        for old, new in steps:
+            vector = np.concatenate([arrays.pop(part).ravel() for part in old])
+            ends = np.cumsum([math.prod(wanted[part]) for part in new])
+            pieces = np.split(vector, ends[:-1])
+            arrays |= {part: x.reshape(wanted[part]) for part, x in zip(new, pieces, strict=True)}
         return arrays
 
     return Upgraded(described, convert)

@@ -157,6 +157,20 @@ def test_what_is_saved_shares_no_memory_with_the_state(tmp_path: Path):
     assert checkpoints.restore(state)[0]["numpy"].tolist() == [0, 1, 2, 3, 4]
 
 
+def test_a_vector_and_the_arrays_that_make_it_up_are_read_for_one_another(tmp_path: Path):
+    """An optimiser's moments are one or the other, by how the State lies over devices."""
+    parts = {"b": jnp.arange(2.0), "w": jnp.arange(2.0, 8.0).reshape(2, 3), "z": jnp.float32(8.0)}
+    joined, apart = {"mu": jnp.arange(9.0), "x": jnp.zeros(3)}, {"mu": parts, "x": jnp.zeros(3)}
+    for number, (saved, wanted) in enumerate([(joined, apart), (apart, joined)]):
+        checkpoints = Checkpoints(tmp_path / str(number))
+        checkpoints.save(1, saved)
+        assert_same(checkpoints.restore(jax.eval_shape(lambda wanted=wanted: wanted))[0], wanted)
+        assert_same(checkpoints.restore(wanted["mu"], prefix="mu")[0], wanted["mu"])
+        other = {"mu": jnp.arange(10.0)} if saved is apart else {"mu": {**parts, "more": jnp.zeros(1)}}
+        with pytest.raises(CheckpointError, match="was saved but is not expected"):
+            checkpoints.restore({**other, "x": jnp.zeros(3)})
+
+
 def test_restores_a_part_and_a_raw_tree(tmp_path: Path):
     state = {"agent": make_state().learner, "replay": jnp.zeros((100, 4))}
     checkpoints = Checkpoints(tmp_path)
