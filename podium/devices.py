@@ -151,9 +151,11 @@ def jit(function: Callable[..., Any], device: jax.Device, donated: tuple[int, ..
     return jax.jit(function, in_shardings=here, out_shardings=here, donate_argnums=donated)
 
 
-def make_mesh(devices: Sequence[jax.Device], axis: str) -> Mesh:
-    """Return a mesh with one axis of this name."""
-    return Mesh(np.array(devices), (axis,), axis_types=(AxisType.Auto,))
+def make_mesh(devices: Sequence[jax.Device], axis: str, model: int = 1) -> Mesh:
+    """Return a mesh with one axis of this name; and a second, "model", of so many neighbours where that is several."""
+    if model == 1:
+        return Mesh(np.array(devices), (axis,), axis_types=(AxisType.Auto,))
+    return Mesh(np.array(devices).reshape(-1, model), (axis, "model"), axis_types=(AxisType.Auto,) * 2)
 
 
 def at(tree: PyTree, device: jax.Device) -> Any:

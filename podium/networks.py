@@ -64,12 +64,18 @@ _batch_mesh: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("batch
 
 @contextlib.contextmanager
 def batch_over(mesh: Mesh | None) -> Iterator[None]:
-    """While tracing, let `sum_once` know that batches lie along this mesh's only axis; None is no mesh."""
+    """While tracing, let `sum_once` know that batches lie along this mesh's first axis; None is no mesh."""
     token = _batch_mesh.set(mesh)
     try:
         yield
     finally:
         _batch_mesh.reset(token)
+
+
+def units_are_split() -> bool:
+    """Say whether, while tracing, units of layers may lie along a second axis of the mesh of `batch_over`."""
+    mesh = _batch_mesh.get()
+    return mesh is not None and len(mesh.axis_names) > 1
 
 
 def sum_once(unroll: Unroll) -> Unroll:
@@ -80,7 +86,8 @@ def sum_once(unroll: Unroll) -> Unroll:
     two hidden layers; eight devices on two cores spent two thirds of their time there). Within `batch_over` each
     device unrolls its own part of the batch with its own copy of one flat vector of parameters; what is summed is the
     gradient of that. The mathematics is the same: `unroll` treats every element of the batch alone. Where the mesh
-    does not divide the batch, or each device is alone already (in a rollout), it runs as it is.
+    does not divide the batch, or each device is alone already (in a rollout), it runs as it is. Where the mesh has a
+    second axis, along which parameters may be split, they stay arrays: as one vector they would cross it.
     """
     return functools.partial(_unroll_parts, unroll)
 
@@ -88,24 +95,26 @@ def sum_once(unroll: Unroll) -> Unroll:
 def _unroll_parts(unroll: Unroll, params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> Any:
     """Unroll as `sum_once` says. At the level of the module: what refers to a ContextVar cannot be sent."""
     mesh, axis = _batch_mesh.get(), first.ndim - 1
-    if mesh is None or mesh.size == 1 or first.shape[axis] % mesh.size:
+    if mesh is None:
         return unroll(params, memory, obs, first)
-    (name,) = mesh.axis_names
-    if name in jax.sharding.get_abstract_mesh().manual_axes:
+    name, *others = mesh.axis_names
+    number, alone = mesh.shape[name], jax.sharding.get_abstract_mesh().manual_axes
+    if number == 1 or first.shape[axis] % number or name in alone:
         return unroll(params, memory, obs, first)
-    share = first.shape[axis] // mesh.size
+    share = first.shape[axis] // number
     cut = lambda tree, axis: jax.tree.map(lambda x: jax.lax.slice_in_dim(x, 0, share, axis=axis), tree)
     part = lambda memory, obs, first: unroll(params, cut(memory, 0), cut(obs, axis), cut(first, axis))
     # What of the output lies along the batch: the axis that a smaller batch makes shorter.
     wholes, parts = jax.eval_shape(unroll, params, memory, obs, first), jax.eval_shape(part, memory, obs, first)
     lie = lambda whole, part: P(*(name if m != n else None for m, n in zip(whole.shape, part.shape, strict=True)))
-    flat, restore = _flatten(params)
+    flat, restore = (params, lambda params: params) if others else _flatten(params)
     rows = P(*(None,) * axis, name)
     return jax.shard_map(
         lambda flat, *rest: unroll(restore(flat), *rest),
         mesh=mesh,
         in_specs=(P(), P(name), rows, rows),
         out_specs=jax.tree.map(lie, wholes, parts),
+        axis_names={name},
         check_vma=False,
     )(flat, memory, obs, first)
 
@@ -158,7 +167,10 @@ class LSTM(nn.Module):
     @nn.compact
     def __call__(self, memory: tuple[Array, Array], x: Array) -> tuple[tuple[Array, Array], Array]:
         """Return the next memory and the output."""
-        return nn.OptimizedLSTMCell(self.size)(memory, x)
+        # Two ways to compute one cell, of the same parameters. One joins the kernels of the gates to one product; where
+        # their units lie split over devices, joining would send nearly all of them to another.
+        cell = nn.LSTMCell if units_are_split() else nn.OptimizedLSTMCell
+        return cell(self.size, name="OptimizedLSTMCell_0")(memory, x)
 
 
 def _linear(key: Key, inputs: int, outputs: int, scale: float) -> PyTree:

@@ -20,7 +20,7 @@ from podium import distributed
 from podium.agent import Agent
 from podium.env import Env
 from podium.host import HostEnvFactory
-from podium.placement.report import NEVER, Move, Report, Role, device_name, nbytes, numbers, roles_on, shares  # noqa: F401
+from podium.placement.report import NEVER, Move, Report, Role, device_name, in_bytes, nbytes, numbers, roles_on, shares  # noqa: F401
 from podium.ranges import check_positive
 from podium.rollout import Rollout, RolloutState
 from podium.tally import OF_EPISODES, Addition

@@ -17,6 +17,7 @@ from podium.placement.report import Move, Report, Role
 PLACEMENTS: dict[str, Any] = {
     "Single": podium.Single(),
     "Anakin": podium.Anakin(8),
+    "Anakin with a model axis": podium.Anakin(4, model=2, shard="parameters"),
     "LocalSGD": podium.LocalSGD(workers=4, devices=2),
     "Sebulba": podium.Sebulba(actor_devices=2, learner_devices=2),
     "Sebulba in lockstep": podium.Sebulba(lockstep=True),
@@ -42,7 +43,8 @@ def report(request: pytest.FixtureRequest, placement: Any) -> Report:
     """Return what a placement says, and what its program does."""
     if request.param == "placement":
         return placement.explain()
-    agent, env = ppo.make(ppo.Config(hidden_sizes=(8,))), podium.envs.make("podium/Catch")
+    width = 128 if getattr(placement, "model", 1) > 1 else 8
+    agent, env = ppo.make(ppo.Config(hidden_sizes=(width,))), podium.envs.make("podium/Catch")
     return placement.build(agent, env, num_envs=32, rollout_length=8).explain()
 
 

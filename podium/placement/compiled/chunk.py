@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from podium import distributed, xla
 from podium.compiling import CompiledOnMesh
 from podium.networks import batch_over
-from podium.placement.compiled.iteration import chunk_finite
+from podium.placement.compiled.iteration import SMALL, chunk_finite
 from podium.placement.contract import Sizes
 from podium.types import Array, Key, Metrics
 
@@ -37,6 +38,7 @@ class CompiledLoop(CompiledOnMesh):
       settle: `(state) -> (state, last)` as a chunk hands it over: `state.agent` is the agent's State then, and `last`
         are metrics, scalars, of the last update.
       shares_batch: whether the batch lies along the mesh, so that gradients are summed over it.
+      splits_state: whether arrays of the agent's State lie split over the mesh, so that none are joined.
     """
 
     start: Callable[[Key], Any]
@@ -47,6 +49,7 @@ class CompiledLoop(CompiledOnMesh):
     max_updates: int
     settle: Callable[[Any], tuple[Any, Metrics]] = lambda state: (state, {})
     shares_batch: bool = False
+    splits_state: bool = False
 
     def _chunk(self, state: Any, num_updates: Array) -> tuple[Any, Metrics]:
         """Iterate `num_updates` times; a count known only at run time, so that no length compiles anew."""
@@ -66,8 +69,9 @@ class CompiledLoop(CompiledOnMesh):
             state, metrics, finite = jax.lax.fori_loop(0, num_updates, body, begin)
         state, last = self.settle(state)
         metrics |= {name: metrics[name].at[num_updates - 1].set(value) for name, value in last.items()}
-        is_finite = chunk_finite if self.sizes.seeds == 1 else jax.vmap(chunk_finite)
-        return state, {**metrics, "finite": is_finite(state.agent, finite)}
+        is_finite = partial(chunk_finite, small=0 if self.splits_state else SMALL)
+        finite = (is_finite if self.sizes.seeds == 1 else jax.vmap(is_finite))(state.agent, finite)
+        return state, {**metrics, "finite": finite}
 
     def _lower(self) -> Any:
         # Said only where it matters: metrics must lie whole in every process.

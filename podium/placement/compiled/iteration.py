@@ -87,22 +87,23 @@ def rollout_finite(agent: Agent, trajectory: Trajectory) -> Array:
     return functools.reduce(jnp.logical_and, [jnp.isfinite(x).all((0, *range(2, x.ndim))) for x in leaves])
 
 
-def chunk_finite(agent_state: PyTree, envs_finite: Array) -> Array:
+def chunk_finite(agent_state: PyTree, envs_finite: Array, small: int = SMALL) -> Array:
     """Return what a chunk says as "finite", [2]: of the agent's State, and of all that the environments [B] gave."""
-    return jnp.stack([all_finite(agent_state), envs_finite.all()])
+    return jnp.stack([all_finite(agent_state, small), envs_finite.all()])
 
 
-def all_finite(tree: PyTree) -> Array:
+def all_finite(tree: PyTree, small: int = SMALL) -> Array:
     """Return a bool scalar, whether every number in `tree` is finite.
 
-    Small arrays of one type are looked at as one, because a CPU compiles each loop for as long as a large one's.
+    Arrays of one type of up to `small` numbers are looked at as one, because a CPU compiles each loop for as long as a
+    large one's; 0 looks at each alone, as suits arrays that lie split over devices.
     """
     floating = _floating(tree)
-    small: dict[Any, list[Array]] = {}
+    joined: dict[Any, list[Array]] = {}
     for x in floating:
-        if x.size <= SMALL:
-            small.setdefault(x.dtype, []).append(x.ravel())
-    looked_at = [x for x in floating if x.size > SMALL] + [jnp.concatenate(arrays) for arrays in small.values()]
+        if x.size <= small:
+            joined.setdefault(x.dtype, []).append(x.ravel())
+    looked_at = [x for x in floating if x.size > small] + [jnp.concatenate(arrays) for arrays in joined.values()]
     return functools.reduce(jnp.logical_and, [jnp.isfinite(x).all() for x in looked_at], jnp.ones((), bool))
 
 
@@ -110,14 +111,18 @@ def _floating(tree: PyTree) -> list[Array]:
     return [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
 
 
-def gradient_bytes(acting: Acting, sizes: Sizes, state: PyTree, replay: PyTree) -> int:
-    """Return the bytes of all gradients of an update, of one seed; shapes will do for `state` and `replay`."""
-    agent = acting.agent
+def prepared_shapes(acting: Acting, sizes: Sizes, state: PyTree, replay: PyTree) -> Any:
+    """Return the shapes of what an update's gradients, of one seed, are taken from; shapes will do for the states."""
 
     def begin(key: Key, state: PyTree, replay: PyTree) -> Prepared:
         trajectory = zeros(acting.shapes(sizes.rollout_length, sizes.num_envs)).trajectory()
-        return prepare(key, agent, state, replay, trajectory, sizes.num_lanes)
+        return prepare(key, acting.agent, state, replay, trajectory, sizes.num_lanes)
 
-    prepared: Any = jax.eval_shape(begin, jax.random.key(0), state, replay)
+    return jax.eval_shape(begin, jax.random.key(0), state, replay)
+
+
+def gradient_bytes(acting: Acting, sizes: Sizes, state: PyTree, replay: PyTree) -> int:
+    """Return the bytes of all gradients of an update, of one seed; shapes will do for `state` and `replay`."""
+    agent, prepared = acting.agent, prepared_shapes(acting, sizes, state, replay)
     grads = jax.eval_shape(lambda state, prepared: gradient(agent, state, prepared, 0).grads, state, prepared)
     return nbytes(grads) * num_gradients(agent, prepared)
