@@ -128,7 +128,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         discount = config.gamma * trajectory.discount
         advantage = returns.gae(trajectory.reward, discount, value, next_value, trajectory.last, config.gae_lambda)
         batch = Batch(
-            trajectory.obs, trajectory.first, trajectory.action, advantage, advantage + value, trajectory.valid
+            trajectory.obs, trajectory.first, networks.drawn(trajectory), advantage, advantage + value, trajectory.valid
         )
         return Plan(batch, trajectory.carry, unit="sequence" if network.recurrent else "step")
 

@@ -164,7 +164,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         batch = Batch(
             trajectory.obs,
             trajectory.first,
-            trajectory.action,
+            networks.drawn(trajectory),
             trajectory.extras.log_prob,
             trajectory.reward,
             trajectory.terminated,

@@ -29,7 +29,7 @@ from podium.ops import optimizers, returns, statistics
 from podium.ops.counts import Count
 from podium.ops.statistics import RunningStats, count_rows, masked_mean, masked_means
 from podium.ranges import check_fields, is_on
-from podium.types import Array, DiscreteSpec, EnvSpec, Key, Metrics, PyTree, Trajectory
+from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,13 +188,8 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     optimizer = optimizers.make("adam", config.adam_eps, config.max_grad_norm)
 
     def init(key: Key, spec: EnvSpec) -> State:
-        leaves = jax.tree.leaves(spec.obs)
-        if config.normalize_obs and len(leaves) == 1 and isinstance(leaves[0], DiscreteSpec):
-            raise ValueError(
-                f"normalize_obs=True: the observations of {spec.name} are discrete and become one-hot; leave it out."
-            )
+        obs_stats = statistics.init_obs_stats(spec) if config.normalize_obs else None
         params = network.init(key, spec)
-        obs_stats = statistics.init_stats(_zeros(spec)) if config.normalize_obs else None
         return_stats = statistics.init_stats(jnp.zeros(())) if config.normalize_reward else None
         return State(params, optimizer.init(params), Count.zero(), obs_stats, return_stats)
 
@@ -226,7 +221,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         batch = Batch(
             seen(trajectory.obs),
             trajectory.first,
-            trajectory.action,
+            networks.drawn(trajectory),
             trajectory.extras.log_prob,
             value,
             advantage,
@@ -284,10 +279,6 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         stops=stops if is_on(config.target_kl) else None,
         reward_discount=config.gamma if config.normalize_reward else None,
     )
-
-
-def _zeros(spec: EnvSpec) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf.zeros(), spec.obs, is_leaf=lambda x: hasattr(x, "zeros"))
 
 
 def _check(config: Config) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from podium.ops.bounds import Bounds
 from podium.ops.statistics import RunningStats
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
 
@@ -70,6 +71,8 @@ class Replay(NamedTuple):
         the items are only ever read. None for a replay that does not change while an iteration learns.
       samples_per_insert: how often a step is learnt from on average, num_updates * N / (T * B); then this decides how
         many minibatches there are, and `num_updates` does not. None leaves that to `num_updates`.
+      updates_per_step: minibatches learnt per step inserted, num_updates / (T * B); then this decides, and neither of
+        the other two. None leaves it to them.
       cut: `(ReplayState, gap [B]) -> ReplayState`, before an `add`: what is held of these environments ends here, as if
         cut, for what is added does not follow it in time (`Trajectory.gap`). None where items are never joined.
     """
@@ -82,6 +85,7 @@ class Replay(NamedTuple):
     num_updates: int
     update_priorities: Callable[[PyTree, PyTree, Array | None], PyTree] | None = None
     samples_per_insert: float | None = None
+    updates_per_step: float | None = None
     cut: Callable[[PyTree, Array], PyTree] | None = None
 
 
@@ -176,8 +180,8 @@ def fresh_past(agent: Agent, num_envs: int) -> Array | None:
 def policy_leaves(agent: Agent, state: PyTree) -> list[bool]:
     """Say for each leaf of the agent's State (shapes will do) whether it is a parameter of the greedy policy.
 
-    Those are the floating-point arrays that `Agent.policy_mask` marks; without a mask, those (but for scalars and
-    running statistics) that `Agent.actor` hands on as they are.
+    Those are the floating-point arrays that `Agent.policy_mask` marks; without a mask, those (but for scalars,
+    running statistics and bounds of actions) that `Agent.actor` hands on as they are.
     """
     marks: list[bool] = []
 
@@ -185,7 +189,7 @@ def policy_leaves(agent: Agent, state: PyTree) -> list[bool]:
         if agent.policy_mask is not None:
             marks.extend(map(bool, jax.tree.leaves(jax.tree.broadcast(agent.policy_mask(state), state))))
             return
-        params = jax.tree.leaves(agent.actor(state), is_leaf=lambda node: isinstance(node, RunningStats))
+        params = jax.tree.leaves(agent.actor(state), is_leaf=lambda node: isinstance(node, RunningStats | Bounds))
         marks.extend(x.ndim > 0 and any(x is param for param in params) for x in jax.tree.leaves(state))
 
     jax.eval_shape(mark, state)

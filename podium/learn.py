@@ -377,24 +377,26 @@ def num_updates(replay: Replay, plan: Plan) -> int:
     """Return the minibatches to learn after inserting the data of `plan` (abstract will do), [T, B, ...].
 
     Raises:
-      ValueError: `samples_per_insert` asks for a number that is not whole.
+      ValueError: `updates_per_step` or `samples_per_insert` asks for a number that is not whole.
     """
     return _num_updates(replay, *_shape(plan))
 
 
 def _num_updates(replay: Replay, time: int, batch: int) -> int:
-    if replay.samples_per_insert is None:
+    if replay.updates_per_step is not None:
+        name, asked, unit = "updates_per_step", replay.updates_per_step, 1 / (time * batch)
+    elif replay.samples_per_insert is not None:
+        name, asked, unit = "samples_per_insert", replay.samples_per_insert, replay.batch_size / (time * batch)
+    else:
         return replay.num_updates
-    ratio = replay.batch_size / (time * batch)
-    exact = replay.samples_per_insert / ratio
+    exact = asked / unit
     number = round(exact)
     if number < 1 or abs(exact - number) > 1e-6 * number:
         near = sorted({max(math.floor(exact), 1), math.ceil(exact)})
-        use = " or ".join(f"{n * ratio:g}" for n in near)
+        use = " or ".join(f"{n * unit:g}" for n in near)
         raise ValueError(
-            f"samples_per_insert={replay.samples_per_insert:g} asks for {exact:g} minibatches of "
-            f"batch_size={replay.batch_size} after each {time} x {batch} steps, and only whole ones are learnt; "
-            f"use {use}, or another rollout_length."
+            f"{name}={asked:g} asks for {exact:g} minibatches of batch_size={replay.batch_size} after each "
+            f"{time} x {batch} steps, and only whole ones are learnt; use {use}, or another rollout_length."
         )
     return number
 

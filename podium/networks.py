@@ -23,10 +23,11 @@ from jax.sharding import PartitionSpec as P
 
 from podium.agent import ActOutput
 from podium.ops import returns
-from podium.ops.distributions import Categorical, DiagGaussian
-from podium.ranges import check_choice
+from podium.ops.bounds import Bounds
+from podium.ops.distributions import Categorical, DiagGaussian, Policy, TanhNormal
+from podium.ranges import check_choice, check_value
 from podium.torsos import Torso, apply_module, check_sizes, make_torso
-from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree
+from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree, Trajectory
 
 NARROW = 5
 """Up to so many outputs a linear head is computed column by column."""
@@ -142,10 +143,14 @@ def _flatten(tree: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
 
 
 class ActorCritic(NamedTuple):
-    """Output of an actor-critic network: a distribution over actions, and values [...]."""
+    """Output of an actor-critic network: a distribution over actions, and values [...].
 
-    policy: Categorical | DiagGaussian
+    `bounds` are those of the actions where the policy is a `TanhNormal`, which draws what is squashed into them.
+    """
+
+    policy: Policy
     value: Array
+    bounds: Bounds | None = None
 
 
 class GRU(nn.Module):
@@ -178,7 +183,8 @@ def _linear(key: Key, inputs: int, outputs: int, scale: float) -> PyTree:
     return {"kernel": kernel, "bias": jnp.zeros(outputs, jnp.float32)}
 
 
-def _apply_linear(params: PyTree, x: Array) -> Array:
+def apply_linear(params: PyTree, x: Array) -> Array:
+    """Return a linear head's outputs [..., n]."""
     kernel, outputs = params["kernel"], params["kernel"].shape[1]
     if 1 < outputs <= NARROW:
         # On CPU, forward and backward of a product with few columns cost 2 to 7 times those of its columns one by one
@@ -187,13 +193,20 @@ def _apply_linear(params: PyTree, x: Array) -> Array:
     return x @ kernel + params["bias"]
 
 
-def _apply_value(params: PyTree, x: Array) -> Array:
+def apply_value(params: PyTree, x: Array) -> Array:
     """Return a linear head's single output without its last axis ([N, 1] costs more in the gradient than [N])."""
     return x @ params["kernel"][:, 0] + params["bias"][0]
 
 
-def init_policy(key: Key, inputs: int, spec: EnvSpec) -> PyTree:
-    """Return parameters of a policy head: logits, or a mean and one log standard deviation an action dimension."""
+def init_policy(key: Key, inputs: int, spec: EnvSpec, squash: bool = False) -> PyTree:
+    """Return parameters of a policy head: logits, or a mean and one log standard deviation an action dimension.
+
+    With `squash`, the bounds of actions are among them; nothing learns these.
+
+    Raises:
+      ValueError: continuous actions are no vector (A,); with `squash`, they are discrete or have no bounds.
+    """
+    bounds = {"bounds": Bounds.of(spec, "squash=True needs", "leave squash out")} if squash else {}
     if isinstance(spec.action, DiscreteSpec):
         return _linear(key, inputs, spec.action.num_values, 0.01)
     if len(spec.action.shape) != 1:
@@ -202,21 +215,22 @@ def init_policy(key: Key, inputs: int, spec: EnvSpec) -> PyTree:
             "reshape them in the environment."
         )
     size = spec.action.shape[0]
-    return {**_linear(key, inputs, size, 0.01), "log_std": jnp.zeros(size, jnp.float32)}
+    return {**_linear(key, inputs, size, 0.01), "log_std": jnp.zeros(size, jnp.float32), **bounds}
 
 
-def apply_policy(params: PyTree, x: Array) -> Categorical | DiagGaussian:
+def apply_policy(params: PyTree, x: Array) -> Policy:
     """Return the distribution of a policy head."""
-    outputs = _apply_linear(params, x)
+    outputs = apply_linear(params, x)
     if "log_std" not in params:
         return Categorical(outputs)
     # One for each row, so that on a mesh its gradient is summed with all others.
-    return DiagGaussian(outputs, jnp.broadcast_to(params["log_std"], outputs.shape))
+    log_std = jnp.broadcast_to(params["log_std"], outputs.shape)
+    return TanhNormal(outputs, log_std) if "bounds" in params else DiagGaussian(outputs, log_std)
 
 
 def actor_critic_mask(params: PyTree) -> PyTree:
-    """Mark the parameters of an actor-critic that its mode depends on: not the deviation, nor the critic's own."""
-    policy = {name: name != "log_std" for name in params["policy"]}
+    """Mark the parameters of an actor-critic that its mode depends on: not deviation, bounds, nor the critic's own."""
+    policy = {name: name not in ("log_std", "bounds") for name in params["policy"]}
     return {**{name: name not in ("critic", "value") for name in params}, "policy": policy}
 
 
@@ -227,6 +241,7 @@ def actor_critic(
     memory_size: int = 64,
     torso: str | nn.Module = "mlp",
     dtype: str = "float32",
+    squash: bool = False,
 ) -> Network:
     """Make a policy and a value: two MLPs; or with convolutions or memory one torso, the memory, and two linear heads.
 
@@ -237,19 +252,20 @@ def actor_critic(
       memory_size: units of the memory.
       torso: see `make_torso`.
       dtype: that torsos compute in; memory and heads compute in float32.
+      squash: whether continuous actions are squashed into their bounds: the policy is a `TanhNormal`.
 
     Returns:
       a `Network` whose output is `ActorCritic`.
 
     Raises:
-      ValueError: for an unknown name, or sizes that are not positive.
+      ValueError: for an unknown name, or sizes that are not positive; from `init`, see `init_policy`.
     """
     encoder = make_torso(torso, hidden_sizes, activation, dtype)
     check_choice("memory", memory, MEMORIES)
     if memory == "none":
-        return _shared_actor_critic(encoder) if encoder.shared else _two_torso_actor_critic(encoder)
+        return (_shared_actor_critic if encoder.shared else _two_torso_actor_critic)(encoder, squash)
     check_sizes("memory_size", (memory_size,))
-    return _shared_actor_critic(encoder, GRU(memory_size) if memory == "gru" else LSTM(memory_size))
+    return _shared_actor_critic(encoder, squash, GRU(memory_size) if memory == "gru" else LSTM(memory_size))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,26 +284,30 @@ class ActorCriticConfig:
     """Recurrent memory: none, gru or lstm."""
     memory_size: int = 64
     """Units of the memory, where there is one."""
+    squash: bool = False
+    """Whether continuous actions are squashed into their bounds by tanh; else the environment may cut them."""
 
     def network(self) -> Network:
         """Build it; raises ValueError for an unknown name, or sizes that are not positive."""
+        check_value("squash", self.squash, "flags", "False is usual")
         sizes = self.hidden_sizes, self.activation, self.memory, self.memory_size
-        return actor_critic(*sizes, self.torso, self.dtype)
+        return actor_critic(*sizes, self.torso, self.dtype, self.squash)
 
 
-def _two_torso_actor_critic(torso: Torso) -> Network:
+def _two_torso_actor_critic(torso: Torso, squash: bool) -> Network:
     def init(key: Key, spec: EnvSpec) -> PyTree:
         actor_key, critic_key, policy_key, value_key = jax.random.split(key, 4)
         return {
             "actor": torso.init(actor_key, spec),
             "critic": torso.init(critic_key, spec),
-            "policy": init_policy(policy_key, torso.width, spec),
+            "policy": init_policy(policy_key, torso.width, spec, squash),
             "value": _linear(value_key, torso.width, 1, 1.0),
         }
 
     def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> ActorCritic:
         policy = apply_policy(params["policy"], torso.apply(params["actor"], obs, first.ndim))
-        return ActorCritic(policy, _apply_value(params["value"], torso.apply(params["critic"], obs, first.ndim)))
+        value = apply_value(params["value"], torso.apply(params["critic"], obs, first.ndim))
+        return ActorCritic(policy, value, params["policy"].get("bounds"))
 
     def apply(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[ActorCritic, PyTree]:
         return unroll(params, memory, obs, first), memory
@@ -295,7 +315,7 @@ def _two_torso_actor_critic(torso: Torso) -> Network:
     return Network(init, lambda num_envs: (), apply, sum_once(unroll), policy_mask=actor_critic_mask)
 
 
-def _shared_actor_critic(torso: Torso, cell: GRU | LSTM | None = None) -> Network:
+def _shared_actor_critic(torso: Torso, squash: bool, cell: GRU | LSTM | None = None) -> Network:
     def carry(num_envs: int) -> PyTree:
         if cell is None:
             return ()
@@ -310,12 +330,13 @@ def _shared_actor_critic(torso: Torso, cell: GRU | LSTM | None = None) -> Networ
         width = torso.width if cell is None else cell.size
         return {
             **params,
-            "policy": init_policy(policy_key, width, spec),
+            "policy": init_policy(policy_key, width, spec, squash),
             "value": _linear(value_key, width, 1, 1.0),
         }
 
     def heads(params: PyTree, x: Array) -> ActorCritic:
-        return ActorCritic(apply_policy(params["policy"], x), _apply_value(params["value"], x))
+        value = apply_value(params["value"], x)
+        return ActorCritic(apply_policy(params["policy"], x), value, params["policy"].get("bounds"))
 
     def step(params: PyTree, memory: PyTree, x: Array, first: Array) -> tuple[PyTree, Array]:
         assert cell is not None
@@ -338,11 +359,22 @@ def _shared_actor_critic(torso: Torso, cell: GRU | LSTM | None = None) -> Networ
 
 
 class Extras(NamedTuple):
-    """What acting leaves for learning, [B, ...]: `memory` is the one after the step (`()` without memory)."""
+    """What acting leaves for learning, [B, ...].
+
+    `memory` is the one after the step (`()` without memory); `raw` what the policy drew, before it was squashed, and
+    None where that is the action.
+    """
 
     log_prob: Array
     value: Array
     memory: PyTree
+    raw: Array | None = None
+
+
+def drawn(trajectory: Trajectory) -> Array:
+    """Return what the policy drew, [T, B, ...], and weighs: actions, or what they were before they were squashed."""
+    raw: Array | None = trajectory.extras.raw
+    return trajectory.action if raw is None else raw
 
 
 def act(
@@ -350,8 +382,11 @@ def act(
 ) -> ActOutput:
     """Act by an actor-critic network; the arguments are those of `Agent.act`, the extras `Extras`."""
     output, memory = network.apply(params, memory, obs, first)
-    action = output.policy.mode() if greedy else output.policy.sample(keys)
-    return ActOutput(action, memory, Extras(output.policy.log_prob(action), output.value, memory))
+    raw = output.policy.mode() if greedy else output.policy.sample(keys)
+    extras = Extras(output.policy.log_prob(raw), output.value, memory)
+    if output.bounds is None:
+        return ActOutput(raw, memory, extras)
+    return ActOutput(output.bounds.to_env(output.policy.squash(raw)), memory, extras._replace(raw=raw))
 
 
 def next_values(
@@ -414,10 +449,10 @@ def q_network(
 
     def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> Array:
         x = encoder.apply(params["torso"], obs, first.ndim)
-        advantage = _apply_linear(params["advantage"], x)
+        advantage = apply_linear(params["advantage"], x)
         if not dueling:
             return advantage
-        return _apply_value(params["value"], x)[..., None] + advantage - advantage.mean(-1, keepdims=True)
+        return apply_value(params["value"], x)[..., None] + advantage - advantage.mean(-1, keepdims=True)
 
     def apply(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[Array, PyTree]:
         return unroll(params, memory, obs, first), memory

@@ -46,6 +46,7 @@ _RULES = {
     "counts": _Rule(lambda x: _is_integer(x) and x >= 1, "an integer of 1 or more", traced=False),
     "naturals": _Rule(lambda x: _is_integer(x) and x >= 0, "an integer of 0 or more", traced=False),
     "sizes": _Rule(lambda x: 0 <= x < math.inf, "finite and 0 or more", traced=False),
+    "ratios": _Rule(lambda x: 0 < x < math.inf, "finite and greater than 0", traced=False),
     "positive": _Rule(lambda x: 0 < x < math.inf, "finite and greater than 0"),
     "not_negative": _Rule(lambda x: 0 <= x < math.inf, "finite and 0 or more"),
     "fractions": _Rule(lambda x: 0 <= x <= 1, "between 0 and 1"),
@@ -108,7 +109,9 @@ def check_fields(
 
 
 def check_value(name: str, value: Any, rule: str, remedy: str) -> None:
-    """Refuse a value that breaks a rule: an argument of `check_fields` by name, or "sizes", not negative nor traced.
+    """Refuse a value that breaks a rule: an argument of `check_fields` by name, or "sizes" (0 or more) and "ratios".
+
+    The last two are numbers, not negative or above 0, that cannot be traced.
 
     >>> check_value("gamma", 1.5, "fractions", "0.99 is usual")
     Traceback (most recent call last):

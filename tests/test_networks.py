@@ -209,11 +209,11 @@ def test_a_narrow_head_is_a_matrix_product(outputs: int) -> None:
         total = lambda params, x: (jnp.sum(weight * function(params, x)), function(params, x))
         return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(params, x)
 
-    found = both(networks._apply_linear)
+    found = both(networks.apply_linear)
     expected = both(lambda params, x: x @ params["kernel"] + params["bias"])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
     if outputs == 1:
-        np.testing.assert_allclose(networks._apply_value(params, x), found[0][1][..., 0], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(networks.apply_value(params, x), found[0][1][..., 0], rtol=1e-5, atol=1e-5)
 
 
 def test_the_initial_policy_is_nearly_uniform_and_the_init_orthogonal() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from podium.ops.distributions import Categorical, DiagGaussian
+from podium.ops.distributions import Policy
 from podium.ops.statistics import masked_means
 from podium.types import Array, Metrics
 
 
 def actor_critic(
-    policy: Categorical | DiagGaussian,
+    policy: Policy,
     value: Array,
     action: Array,
     advantage: Array,
@@ -28,7 +28,7 @@ def actor_critic(
     Args:
       policy: of the rows.
       value: V of the rows.
-      action: taken in the rows.
+      action: what the policy drew in the rows.
       advantage: A; pass it without a gradient.
       target: of the values; pass it without a gradient.
       valid: rows that count; None for all.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from podium.types import Array, PyTree
+from podium.types import Array, DiscreteSpec, EnvSpec, PyTree
 
 FLOOR = 1e-4
 """Deviation below which a feature counts as one that does not change."""
@@ -41,6 +41,20 @@ def init_stats(example: PyTree) -> RunningStats:
     """Return empty statistics for values shaped like `example` (no batch axes)."""
     zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float32), example)
     return RunningStats(jnp.zeros((), jnp.float32), zeros, zeros)
+
+
+def init_obs_stats(spec: EnvSpec) -> RunningStats:
+    """Return empty statistics for the observations of an environment.
+
+    Raises:
+      ValueError: the observations are discrete.
+    """
+    leaves = jax.tree.leaves(spec.obs)
+    if len(leaves) == 1 and isinstance(leaves[0], DiscreteSpec):
+        raise ValueError(
+            f"normalize_obs=True: the observations of {spec.name} are discrete and become one-hot; leave it out."
+        )
+    return init_stats(jax.tree.map(lambda leaf: leaf.zeros(), spec.obs, is_leaf=lambda x: hasattr(x, "zeros")))
 
 
 def update_stats(stats: RunningStats, batch: PyTree, valid: Array | None = None) -> RunningStats:

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
-from scipy import stats
+from scipy import integrate, stats
 
-from podium.ops.distributions import Categorical, DiagGaussian
+from podium.ops.distributions import Categorical, DiagGaussian, TanhNormal
 
 T, B = 3, 4
 SHAPES = [(B,), (T, B)]
@@ -157,3 +157,53 @@ def test_gradient_of_log_prob_is_one_hot_minus_probabilities() -> None:
     action = np.random.default_rng(6).integers(5, size=(T, B))
     gradient = jax.jit(jax.grad(lambda logits: Categorical(logits).log_prob(jnp.asarray(action)).sum()))(policy.logits)
     np.testing.assert_allclose(gradient, np.eye(5)[action] - probs, rtol=1e-4, atol=1e-6)
+
+
+TANH_NORMALS = [(0.0, 0.0), (0.7, -1.5), (-1.5, 0.3), (3.0, -0.5), (0.2, 0.69)]
+
+
+def density(mean: float, log_std: float, u: float) -> float:
+    """Return the density of u = tanh(x) by the change of variables, in float64."""
+    return float(stats.norm.pdf(np.arctanh(u), mean, np.exp(log_std)) / (1 - u * u))
+
+
+@pytest.mark.parametrize(("mean", "log_std"), TANH_NORMALS)
+def test_a_tanh_normal_is_that_of_numeric_integrals(mean: float, log_std: float) -> None:
+    policy = TanhNormal(jnp.array([mean]), jnp.array([log_std]))
+    u = np.array([-0.95, -0.3, 0.1, 0.8, 0.99])
+    found = jnp.exp(policy.log_prob(jnp.arctanh(jnp.asarray(u, jnp.float32))[:, None]))
+    np.testing.assert_allclose(found, [density(mean, log_std, x) for x in u], rtol=1e-3, atol=1e-7)
+    # In x, where nothing is steep: the densities sum to 1, and H = -E log p(u).
+    x = np.linspace(mean - 12 * np.exp(log_std), mean + 12 * np.exp(log_std), 20_001)
+    log_prob = np.asarray(policy.log_prob(jnp.asarray(x, jnp.float32)[:, None]), np.float64)
+    log_slope = 2 * (np.log(2) - x - np.logaddexp(0, -2 * x))
+    np.testing.assert_allclose(integrate.trapezoid(np.exp(log_prob + log_slope), x), 1.0, atol=1e-3)
+    weights = stats.norm.pdf(x, mean, np.exp(log_std))
+    np.testing.assert_allclose(policy.entropy(), -integrate.trapezoid(weights * log_prob, x), atol=0.03)
+
+
+def test_a_tanh_normal_far_out_is_finite_and_its_gradient_too() -> None:
+    policy = TanhNormal(jnp.array([[0.0], [40.0], [-200.0]]), jnp.array([-5.0]))
+    value, gradient = jax.value_and_grad(lambda mean: policy._replace(mean=mean).draw(jnp.ones((3, 1)))[1].sum())(
+        policy.mean
+    )
+    assert np.isfinite(value) and np.isfinite(gradient).all()
+    assert np.isfinite(policy.log_prob(policy.mean + 1)).all() and np.isfinite(policy.entropy()).all()
+
+
+def test_what_a_tanh_normal_draws_of_noise_has_its_density_and_their_gradients_are_finite_differences() -> None:
+    mean, log_std, noise = jnp.array([[0.3, -0.8]]), jnp.array([[-0.5, 0.2]]), jnp.array([[1.1, -0.4]])
+    unit, log_prob = TanhNormal(mean, log_std).draw(noise)
+    raw = mean + jnp.exp(log_std) * noise
+    np.testing.assert_allclose(unit, jnp.tanh(raw), rtol=1e-6)
+    np.testing.assert_allclose(log_prob, TanhNormal(mean, log_std).log_prob(raw), rtol=1e-5)
+    check_grads(lambda m, s: TanhNormal(m, s).draw(noise), (mean, log_std), order=1, modes=["rev"], rtol=0.02)
+    check_grads(lambda m, s: TanhNormal(m, s).entropy(), (mean, log_std), order=1, modes=["rev"], rtol=0.02)
+
+
+def test_a_tanh_normal_acts_as_the_normal_in_it() -> None:
+    policy, other = TanhNormal(*gaussian((B,))), TanhNormal(*gaussian((B,), seed=1))
+    keys = jax.random.split(jax.random.key(0), B)
+    np.testing.assert_array_equal(policy.sample(keys), DiagGaussian(*policy).sample(keys))
+    np.testing.assert_array_equal(policy.kl(other), DiagGaussian(*policy).kl(DiagGaussian(*other)))
+    np.testing.assert_array_equal(policy.squash(policy.mode()), jnp.tanh(policy.mean))

@@ -1,0 +1,63 @@
+"""Bounds of continuous actions, and the map between a box and [-1, 1], in which policies and critics compute."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+import jax.numpy as jnp
+import numpy as np
+
+from podium.types import Array, DiscreteSpec, EnvSpec
+
+
+class Bounds(NamedTuple):
+    """A box of actions: `low` and `high`, [A] float32 each.
+
+    It rides in the parameters that act, for `Agent.act` sees no spec; nothing learns it, and `podium.Evolution` moves
+    the policy and leaves it alone.
+    """
+
+    low: Array
+    high: Array
+
+    @classmethod
+    def of(cls, spec: EnvSpec, needs: str, instead: str) -> Self:
+        """Return the bounds of an environment's actions.
+
+        Args:
+          spec: of the environment.
+          needs: who asks for bounded actions, for a sentence: "sac needs".
+          instead: what else to do, for a sentence: "use ppo".
+
+        Raises:
+          ValueError: the actions are discrete, no vector (A,), or a side of them has no bound.
+        """
+        action, bounded = spec.action, "continuous actions, a vector (A,) within finite bounds"
+        if isinstance(action, DiscreteSpec):
+            raise ValueError(f"the actions of {spec.name} are discrete, but {needs} {bounded}; {instead}.")
+        if len(action.shape) != 1:
+            raise ValueError(
+                f"the actions of {spec.name} have shape {action.shape}, but {needs} {bounded}; reshape them in the "
+                f"environment, or {instead}."
+            )
+        low, high = (np.broadcast_to(np.asarray(side, np.float32), action.shape) for side in (action.low, action.high))
+        if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
+            raise ValueError(
+                f"the actions of {spec.name} lie between low={low.tolist()} and high={high.tolist()}, but {needs} "
+                f"{bounded}, low below high; say them in the environment's ArraySpec, or {instead}."
+            )
+        return cls(jnp.asarray(low), jnp.asarray(high))
+
+    def to_env(self, unit: Array) -> Array:
+        """Return actions [..., A] in the environment's units, of those in [-1, 1]; rounding leaves none outside.
+
+        >>> Bounds(jnp.array([-2.0, 0.0]), jnp.array([2.0, 1.0])).to_env(jnp.array([0.5, -1.0])).tolist()
+        [1.0, 0.0]
+        """
+        middle, half = 0.5 * (self.high + self.low), 0.5 * (self.high - self.low)
+        return jnp.clip(middle + half * unit, self.low, self.high)
+
+    def to_unit(self, action: Array) -> Array:
+        """Return actions [..., A] in [-1, 1], of those in the environment's units: undo `to_env`."""
+        middle, half = 0.5 * (self.high + self.low), 0.5 * (self.high - self.low)
+        return (action - middle) / half
