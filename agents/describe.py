@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from podium.agents import a2c, apex, dqn, impala, ppo
+from podium.agents import a2c, apex, dqn, impala, ppo, sac, td3
 from podium.networks import ActorCriticConfig
 
 
@@ -69,6 +69,22 @@ def of_apex(config: apex.Config, num_envs: int, rollout_length: int) -> Mapping[
     return words
 
 
+def of_sac(config: sac.Config, num_envs: int, rollout_length: int) -> Mapping[str, str]:
+    """Describe SAC's gradient steps, replay and exploration."""
+    return {
+        **_off_policy(config, num_envs, rollout_length),
+        "exploration": f"{_random(config)} the policy's own, of entropy {-config.target_entropy_scale:g} a dimension",
+    }
+
+
+def of_td3(config: td3.Config, num_envs: int, rollout_length: int) -> Mapping[str, str]:
+    """Describe TD3's gradient steps, replay and exploration."""
+    return {
+        **_off_policy(config, num_envs, rollout_length),
+        "exploration": f"{_random(config)} noise of deviation {config.exploration_noise:g} on actions in [-1, 1]",
+    }
+
+
 def of_any(config: Any, num_envs: int, rollout_length: int) -> Mapping[str, str]:
     """Describe an agent that is described nowhere: the size of a rollout, and the fields that are not as usual."""
     changed = [
@@ -86,3 +102,18 @@ def _rate(rate: float, optimizer: str, anneal_steps: int) -> str:
 
 def _memory(config: ActorCriticConfig) -> dict[str, str]:
     return {} if config.memory == "none" else {"memory": f"{config.memory}, {config.memory_size} units"}
+
+
+def _off_policy(config: sac.Config | td3.Config, num_envs: int, rollout_length: int) -> dict[str, str]:
+    inserted = num_envs * rollout_length
+    delay = "" if config.policy_delay == 1 else f", the policy's every {config.policy_delay}"
+    return {
+        "learning rate": f"{config.learning_rate:g}, of the critics {config.critic_learning_rate:g} (adam)",
+        "learning": f"{config.updates_per_step * inserted:g} gradient steps a rollout of {inserted:,} steps{delay}, "
+        f"{config.batch_size} transitions each, from {config.min_replay_size:,} steps on",
+        "replay": f"{config.buffer_capacity // inserted * inserted:,} steps",
+    }
+
+
+def _random(config: sac.Config | td3.Config) -> str:
+    return f"uniform for {config.warmup_steps:,} steps, then" if config.warmup_steps else "by"

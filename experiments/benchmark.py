@@ -5,6 +5,7 @@ python experiments/benchmark.py paired --env CartPole-v1
 python experiments/benchmark.py solve --env CartPole-v1 --threshold 475
 python experiments/benchmark.py sebulba --env Pong-v5 --network negligible
 python experiments/benchmark.py central --num-envs 64
+python experiments/benchmark.py sac --buffer-capacity 1000000
 python experiments/benchmark.py atari --game Pong --num-envs 1024 --mode emulate
 python experiments/benchmark.py env --env CartPole-v1 --num-envs 1024
 python experiments/benchmark.py scaling --env CartPole-v1
@@ -35,31 +36,35 @@ import gpu
 import jax
 import jax.numpy as jnp
 import machine
+import sac_rate
 import sebulba_rate
 import tyro
 
 import podium
 from podium import Agent, ArraySpec, DiscreteSpec, EnvSpec, request_cpu_threads, xla
-from podium.agents import dqn, ppo
+from podium.agents import dqn, ppo, sac, td3
 from podium.commands.console import guard, read_flags
 from podium.env import auto_reset
 from podium.evaluate import make_evaluator
 from podium.ranges import check_positive
 from podium.types import Array
 
+OFF_POLICY: dict[str, Any] = {"sac": sac, "td3": td3}
+"""Agents for continuous actions, whose gradient steps are counted by step."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sizes:
     """How much is measured."""
 
-    agent: Literal["ppo", "dqn"] = "ppo"
+    agent: Literal["ppo", "dqn", "sac", "td3"] = "ppo"
     """Which agent trains."""
     env: str = "CartPole-v1"
     """Environment, by a name of podium.envs.names()."""
     num_envs: int | None = None
-    """Environments side by side; None takes 64 for ppo and 10 for dqn."""
+    """Environments side by side; None takes 64 for ppo, 10 for dqn and 1 for sac and td3."""
     rollout_length: int | None = None
-    """Steps of every environment before each learning phase; None takes 128 for ppo and 1 for dqn."""
+    """Steps of every environment before each learning phase; None takes 128 for ppo and 1 for others."""
     epochs: int = 4
     """Passes over each rollout (ppo)."""
     minibatches: int = 4
@@ -71,13 +76,15 @@ class Sizes:
     memory: Literal["none", "gru", "lstm"] = "none"
     """Recurrent memory (ppo)."""
     buffer_capacity: int = 50_000
-    """Steps the replay holds (dqn)."""
-    batch_size: int = 100
-    """Transitions in a minibatch (dqn)."""
+    """Steps the replay holds (all but ppo)."""
+    batch_size: int | None = None
+    """Transitions in a minibatch; None takes 100 for dqn and 256 for sac and td3."""
     num_updates: int = 5
     """Minibatches learnt a rollout (dqn)."""
+    updates_per_step: float = 1.0
+    """Gradient steps for each environment step (sac, td3)."""
     cpu_threads: int | None = None
-    """Threads that a CPU computes on; None takes one for dqn, whose arrays are small, and one a core for ppo."""
+    """Threads that a CPU computes on; None takes one a core for ppo and one for others, whose arrays are small."""
     num_steps: int = 1_000_000
     """Environment steps of a repeat, of each seed; rounded down to whole rollouts."""
     seeds: int = 1
@@ -179,7 +186,7 @@ class MatmulFlags:
 def anakin(flags: AnakinFlags) -> dict[str, Any]:
     """Measure training; see `AnakinFlags`."""
     _check_positive(flags, "num_steps", "seeds", "repeats", "epochs", "minibatches")
-    cpu_threads = 1 if flags.cpu_threads is None and flags.agent == "dqn" else flags.cpu_threads
+    cpu_threads = 1 if flags.cpu_threads is None and flags.agent != "ppo" else flags.cpu_threads
     if cpu_threads is not None and request_cpu_threads(cpu_threads):
         cpu_threads = None  # Too late, as in a test: the row says what was, not what was asked for.
     if flags.devices is not None and (sentence := podium.request_devices(flags.devices)):
@@ -220,9 +227,10 @@ def anakin(flags: AnakinFlags) -> dict[str, Any]:
         "rollout_length": rollout_length,
         "epochs": flags.epochs if flags.agent == "ppo" else None,
         "minibatches": flags.minibatches if flags.agent == "ppo" else None,
-        "buffer_capacity": flags.buffer_capacity if flags.agent == "dqn" else None,
-        "batch_size": flags.batch_size if flags.agent == "dqn" else None,
+        "buffer_capacity": None if agent.replay is None else flags.buffer_capacity,
+        "batch_size": None if agent.replay is None else agent.replay.batch_size,
         "num_updates": flags.num_updates if flags.agent == "dqn" else None,
+        "updates_per_step": flags.updates_per_step if flags.agent in OFF_POLICY else None,
         "hidden_sizes": list(flags.hidden_sizes),
         "activation": agent.config.activation,
         "memory": flags.memory,
@@ -354,6 +362,12 @@ def evolution(flags: evolution_rate.EvolutionFlags) -> dict[str, Any]:
     return {**evolution_rate.measure(flags), **_circumstances()}
 
 
+def sac_beside_rejax(flags: sac_rate.SacFlags) -> dict[str, Any]:
+    """Measure SAC beside rejax's; see `sac_rate.SacFlags`."""
+    _check_positive(flags, "num_envs", "batch_size", "buffer_capacity", "updates", "cpu_threads", "repeats")
+    return {**sac_rate.measure(flags), **_circumstances()}
+
+
 def env_bound(flags: EnvFlags) -> dict[str, Any]:
     """Measure bare stepping; see `EnvFlags`."""
     _check_positive(flags, "num_envs", "num_steps", "repeats")
@@ -411,7 +425,7 @@ def scaling(flags: ScalingFlags) -> int:
         one: float | None = None
         for number in flags.device_counts:
             times = number // base if work == "fixed_per_device" else 1
-            row = _in_process(flags, number, num_envs * times, flags.num_steps * times, flags.batch_size * times)
+            row = _in_process(flags, number, num_envs * times, flags.num_steps * times, _batch_size(flags) * times)
             one = row["steps_per_second"] if one is None else one
             _print({**row, "what": "scaling", "work": work, "speed_up": row["steps_per_second"] / one})
     return 0
@@ -479,6 +493,7 @@ def _main(argv: Sequence[str]) -> int:
         | Annotated[sebulba_rate.SebulbaFlags, tyro.conf.subcommand("sebulba")]
         | Annotated[central_rate.CentralFlags, tyro.conf.subcommand("central")]
         | Annotated[evolution_rate.EvolutionFlags, tyro.conf.subcommand("evolution")]
+        | Annotated[sac_rate.SacFlags, tyro.conf.subcommand("sac")]
         | Annotated[atari_rate.AtariFlags, tyro.conf.subcommand("atari")]
         | Annotated[EnvFlags, tyro.conf.subcommand("env")]
         | Annotated[ScalingFlags, tyro.conf.subcommand("scaling")]
@@ -495,6 +510,7 @@ def _main(argv: Sequence[str]) -> int:
         sebulba_rate.SebulbaFlags: sebulba,
         central_rate.CentralFlags: central,
         evolution_rate.EvolutionFlags: evolution,
+        sac_rate.SacFlags: sac_beside_rejax,
         atari_rate.AtariFlags: atari,
         EnvFlags: env_bound,
         MatmulFlags: matmul,
@@ -505,9 +521,9 @@ def _main(argv: Sequence[str]) -> int:
 
 
 def _sizes(flags: Sizes) -> tuple[int, int]:
-    is_ppo = flags.agent == "ppo"
-    num_envs = (64 if is_ppo else 10) if flags.num_envs is None else flags.num_envs
-    rollout_length = (128 if is_ppo else 1) if flags.rollout_length is None else flags.rollout_length
+    usual = {"ppo": (64, 128), "dqn": (10, 1)}.get(flags.agent, (1, 1))
+    num_envs = usual[0] if flags.num_envs is None else flags.num_envs
+    rollout_length = usual[1] if flags.rollout_length is None else flags.rollout_length
     if num_envs < 1 or rollout_length < 1:
         raise ValueError(f"num_envs={num_envs} and rollout_length={rollout_length} must be positive integers.")
     return num_envs, rollout_length
@@ -520,15 +536,21 @@ def _make_agent(flags: Sizes) -> Agent:
     if flags.agent == "ppo":
         epochs, minibatches = flags.epochs, flags.minibatches
         return ppo.make(ppo.Config(num_epochs=epochs, num_minibatches=minibatches, memory=flags.memory, **shared))
-    return dqn.make(
-        dqn.Config(
-            buffer_capacity=flags.buffer_capacity,
-            batch_size=flags.batch_size,
-            num_updates=flags.num_updates,
-            min_replay_size=min(dqn.Config.min_replay_size, flags.buffer_capacity),
-            **shared,
-        )
+    algorithm = {"dqn": dqn, **OFF_POLICY}[flags.agent]
+    own = {"num_updates": flags.num_updates} if flags.agent == "dqn" else {"updates_per_step": flags.updates_per_step}
+    config = algorithm.Config(
+        buffer_capacity=flags.buffer_capacity,
+        batch_size=_batch_size(flags),
+        min_replay_size=min(algorithm.Config.min_replay_size, flags.buffer_capacity),
+        **own,
+        **shared,
     )
+    return algorithm.make(config)
+
+
+def _batch_size(flags: Sizes) -> int:
+    usual = 100 if flags.agent == "dqn" else 256
+    return usual if flags.batch_size is None else flags.batch_size
 
 
 def _in_process(flags: ScalingFlags, devices: int, num_envs: int, num_steps: int, batch_size: int) -> dict[str, Any]:

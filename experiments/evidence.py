@@ -155,6 +155,17 @@ ROWS: tuple[Row, ...] = (
     Row("dqn", "podium/Catch", "catch", published=_optimum(1)),
     Row("apex", "CartPole-v1", "cartpole", published=_optimum(500)),
     Row("apex", "podium/Catch", "catch", published=_optimum(1)),
+    Row(
+        *("sac", "Pendulum-v1", "pendulum"),
+        published=_zoo(-157.0, "20k"),
+        seeds=8,
+        remark="Half the zoo's steps, layers of 64 for its 256.",
+    ),
+    Row(
+        *("td3", "Pendulum-v1", "pendulum"),
+        published=_zoo(-151.9, "20k"),
+        remark="Half the zoo's steps, layers of 64 for its 400 and 300.",
+    ),
     _evolution("CartPole-v1", "--num-envs 256 --rollout-length 500 --num-steps 6400000", _optimum(500)),
     _evolution(
         "Pendulum-v1",

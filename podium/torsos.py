@@ -26,17 +26,18 @@ DTYPES = ("float32", "bfloat16")
 
 
 class MLP(nn.Module):
-    """Dense layers with an activation after each; orthogonal initialisation of gain sqrt(2)."""
+    """Dense layers with an activation after each; orthogonal initialisation of gain sqrt(2) unless told another."""
 
     hidden_sizes: Sequence[int]
     activation: str = "tanh"
     dtype: Any = jnp.float32
+    kernel_init: Callable[..., Array] = nn.initializers.orthogonal(2**0.5)
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Return features [..., n] in `dtype`."""
         for size in self.hidden_sizes:
-            dense = nn.Dense(size, dtype=self.dtype, kernel_init=nn.initializers.orthogonal(2**0.5))
+            dense = nn.Dense(size, dtype=self.dtype, kernel_init=self.kernel_init)
             x = ACTIVATIONS[self.activation](dense(x))
         return x
 

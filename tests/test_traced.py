@@ -13,12 +13,20 @@ import pytest
 import podium
 from podium import rollout
 from podium.agent import fresh_carry, fresh_past
-from podium.agents import a2c, apex, dqn, impala, ppo
+from podium.agents import a2c, apex, dqn, impala, ppo, sac, td3
 from podium.learn import learn
 
 B, T, UPDATES = 8, 4, 3
 
 REPLAY: dict[str, Any] = {"batch_size": 16, "min_replay_size": 8, "buffer_capacity": 64, "num_updates": 2}
+CONTINUOUS: dict[str, Any] = {
+    "batch_size": 16,
+    "min_replay_size": 8,
+    "buffer_capacity": 64,
+    "updates_per_step": 2 / 32,
+    "warmup_steps": 0,
+    "n_step": 2,
+}
 CASES: dict[str, tuple[Any, dict[str, Any], dict[str, tuple[float, float]]]] = {
     "ppo": (
         ppo,
@@ -96,13 +104,46 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, tuple[float, float]]]] = {
             "epsilon_spread": (1.0, 7.0),
         },
     ),
+    "sac": (
+        sac,
+        CONTINUOUS,
+        {
+            "learning_rate": (1e-3, 1e-2),
+            "critic_learning_rate": (1e-3, 1e-2),
+            "temperature_learning_rate": (1e-3, 1e-2),
+            "initial_temperature": (0.5, 1.0),
+            "target_entropy_scale": (0.5, 1.0),
+            "gamma": (0.9, 0.99),
+            "tau": (0.1, 1.0),
+            "max_grad_norm": (0.1, 1.0),
+            "adam_eps": (1e-5, 1e-3),
+        },
+    ),
+    "td3": (
+        td3,
+        CONTINUOUS,
+        {
+            "learning_rate": (1e-3, 1e-2),
+            "critic_learning_rate": (1e-3, 1e-2),
+            "gamma": (0.9, 0.99),
+            "tau": (0.1, 1.0),
+            "exploration_noise": (0.1, 0.3),
+            "target_noise": (0.0, 0.2),
+            "target_noise_bound": (0.3, 0.5),
+            "max_grad_norm": (0.1, 1.0),
+            "adam_eps": (1e-5, 1e-3),
+        },
+    ),
 }
+
+
+ENVS = {module: podium.envs.make_pure("Pendulum-v1") for module in (sac, td3)}
 
 
 def train(module: Any, sizes: dict[str, Any], numbers: dict[str, Any]) -> Any:
     """Return the agent's State after some iterations, by the pure functions alone."""
     agent = module.make(module.Config(hidden_sizes=(8,), **sizes, **numbers))
-    env, key = podium.envs.make_pure("podium/Catch"), jax.random.key(0)
+    env, key = ENVS.get(module) or podium.envs.make_pure("podium/Catch"), jax.random.key(0)
     state = agent.init(key, env.spec)
     standing = rollout.begin(key, env, jnp.arange(B), fresh_carry(agent, env.spec, jnp.arange(B)), fresh_past(agent, B))
     held: Any = ()
@@ -135,7 +176,7 @@ def test_settings_side_by_side_are_each_alone(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_every_number_with_a_fraction_is_among_them(name: str) -> None:
     module, _, ranges = CASES[name]
-    shared = {"gamma", "samples_per_insert"}
+    shared = {"gamma", "samples_per_insert", "updates_per_step"}
     inherited = {field.name for field in dataclasses.fields(dqn.Config)} if name == "apex" else set()
     fields = {field.name for field in dataclasses.fields(module.Config) if isinstance(field.default, float)}
     assert fields - inherited <= ranges.keys() | shared
@@ -149,6 +190,10 @@ def test_every_number_with_a_fraction_is_among_them(name: str) -> None:
         (dqn, "n_step"),
         (dqn, "samples_per_insert"),
         (apex, "num_actors"),
+        (sac, "updates_per_step"),
+        (sac, "num_critics"),
+        (td3, "policy_delay"),
+        (td3, "warmup_steps"),
     ],
 )
 def test_a_size_cannot_be_traced(module: Any, field: str) -> None:

@@ -39,8 +39,8 @@ def check_agent(
 
     Args:
       agent: to check.
-      env: to check it in; None takes three probe environments (one truncates, one terminates, one has continuous
-        actions), of those whose actions the agent accepts.
+      env: to check it in; None takes three probe environments (one truncates, one terminates, one pays for continuous
+        actions); the first two have continuous actions where the agent refuses discrete ones.
       num_envs: side by side; more for agents with many minibatches.
       rollout_length: of the rollout that it learns from.
       key: of the play.
@@ -52,20 +52,26 @@ def check_agent(
         raise ContractError(f"{agent!r} is no podium.agent.Agent; make one with Agent(init=..., actor=..., ...).")
     key = jax.random.key(0) if key is None else key
     checked, refusal = 0, ""
-    probes = [probe_truncation(), probe_termination(), probe_continuous()]
-    for probe in [env] if env is not None else probes:
-        try:
-            jax.eval_shape(lambda key, probe=probe: agent.init(key, probe.spec), key)
-        except ValueError as error:
-            if env is not None:
-                raise
-            refusal = str(error)
-            continue
-        check = _Check(agent, auto_reset(probe), num_envs, rollout_length, key)
-        check.run()
-        if not checked:
-            check.run_on_devices()
-        checked += 1
+    several = [
+        (probe_truncation(), probe_truncation(continuous=True)),
+        (probe_termination(), probe_termination(continuous=True)),
+        (probe_continuous(),),
+    ]
+    for alternatives in several if env is None else [(env,)]:
+        for probe in alternatives:
+            try:
+                jax.eval_shape(lambda key, probe=probe: agent.init(key, probe.spec), key)
+            except ValueError as error:
+                if env is not None:
+                    raise
+                refusal = str(error)
+                continue
+            check = _Check(agent, auto_reset(probe), num_envs, rollout_length, key)
+            check.run()
+            if not checked:
+                check.run_on_devices()
+            checked += 1
+            break
     if not checked:
         raise ContractError(f"{agent.name}: init accepts no probe environment; the last refusal: {refusal}")
 

@@ -16,6 +16,8 @@ from podium.env import Env, restart, transition
 from podium.envs import native
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, TimeStep
 
+_BOX = ArraySpec((1,), np.float32, -1, 1)
+
 
 def probe_environments() -> dict[str, Env]:
     """Return every probe environment by name, with its default arguments."""
@@ -39,27 +41,31 @@ def probe_value(reward: float = 1.0) -> Env:
     return _clock("probe_value", 1, lambda time, action, cue: jnp.float32(reward))
 
 
-def probe_truncation(reward: float = 1.0, episode_length: int = 5) -> Env:
+def probe_truncation(reward: float = 1.0, episode_length: int = 5, continuous: bool = False) -> Env:
     """Make episodes that are only ever truncated: the value is `reward / (1 - gamma)`.
 
     The observation is constant, the reward too. Missed (too low): truncation is taken for termination, or the
-    bootstrap comes from another observation than the true last one.
+    bootstrap comes from another observation than the true last one. With `continuous` actions are in [-1, 1] and do
+    as little.
     """
     return _clock(
         "probe_truncation",
         episode_length,
         lambda time, action, cue: jnp.float32(reward),
+        action=_BOX if continuous else None,
         truncates=True,
         shows="nothing",
     )
 
 
-def probe_termination(reward: float = 1.0, episode_length: int = 3) -> Env:
+def probe_termination(reward: float = 1.0, episode_length: int = 3, continuous: bool = False) -> Env:
     """Make episodes that terminate: after t steps the value is `reward * (1 - gamma**(L - t)) / (1 - gamma)`.
 
     L is `episode_length`; the observation is t as one-hot [L]. Missed (too high): values bootstrap over termination.
+    With `continuous` actions are in [-1, 1] and do as little.
     """
-    return _clock("probe_termination", episode_length, lambda time, action, cue: jnp.float32(reward))
+    paid = lambda time, action, cue: jnp.float32(reward)
+    return _clock("probe_termination", episode_length, paid, action=_BOX if continuous else None)
 
 
 def probe_discount(reward: float = 1.0) -> Env:
@@ -97,7 +103,7 @@ def probe_continuous(target: float = 0.5) -> Env:
         "probe_continuous",
         1,
         lambda time, action, cue: -jnp.square(jnp.clip(action[0], -1, 1) - target),
-        action=ArraySpec((1,), np.float32, -1, 1),
+        action=_BOX,
     )
 
 

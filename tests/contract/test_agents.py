@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import pytest
 
 import podium
 from podium import testing
-from podium.agents import a2c, apex, dqn, impala, ppo
+from podium.agents import a2c, apex, dqn, impala, ppo, sac, td3
 
+CONTINUOUS: dict[str, Any] = {"batch_size": 16, "buffer_capacity": 512, "min_replay_size": 64, "hidden_sizes": (16,)}
 AGENTS = {
     "ppo": ppo.make(ppo.Config(num_minibatches=2)),
     "ppo-gru-normalized": ppo.make(
         ppo.Config(num_minibatches=2, memory="gru", normalize_obs=True, normalize_reward=True, target_kl=0.02)
     ),
+    "ppo-squashed": ppo.make(ppo.Config(num_minibatches=2, squash=True)),
     "a2c": a2c.make(),
     "a2c-lstm": a2c.make(a2c.Config(memory="lstm", optimizer="adam")),
     "impala": impala.make(impala.Config(num_minibatches=2)),
     "impala-gru": impala.make(impala.Config(memory="gru", num_minibatches=2, optimizer="adam")),
     "dqn": dqn.make(dqn.Config(batch_size=16, buffer_capacity=512, min_replay_size=64, n_step=3, dueling=True)),
     "apex": apex.make(apex.Config(batch_size=16, buffer_capacity=512, min_replay_size=64, num_actors=8)),
+    "sac": sac.make(sac.Config(**CONTINUOUS)),
+    "sac-delayed-normalized": sac.make(sac.Config(n_step=3, policy_delay=2, normalize_obs=True, **CONTINUOUS)),
+    "td3": td3.make(td3.Config(n_step=3, **CONTINUOUS)),
 }
 
-NIGHTLY = {"ppo-gru-normalized", "a2c", "a2c-lstm", "impala", "impala-gru", "apex"}
+NIGHTLY = set(AGENTS) - {"ppo", "dqn", "sac"}
 """Of these, what is like another of them in the contract; checked nightly, as every agent in every probe is."""
 
 
@@ -34,7 +41,7 @@ def test_every_registered_agent_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(AGENTS) - NIGHTLY))
 def test_agents_keep_the_contract(name: str) -> None:
-    testing.check_agent(AGENTS[name], testing.probe_termination())
+    testing.check_agent(AGENTS[name], testing.probe_termination(continuous=AGENTS[name].name in ("sac", "td3")))
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import podium
-from podium.agents import dqn, ppo
+from podium.agents import dqn, ppo, sac, td3
 from podium.placement.compiled.chunk import CompiledLoop
 from podium.placement.contract import update_count
 from podium.schedule import Pace
@@ -36,6 +36,12 @@ AGENTS = {
         )
     ),
 }
+for name, algorithm in {"sac": sac, "td3": td3}.items():
+    sizes: Any = {"hidden_sizes": (16,), "batch_size": 32, "buffer_capacity": 1024, "min_replay_size": 256}
+    AGENTS[name] = algorithm.make(
+        algorithm.Config(updates_per_step=2 / STEPS, warmup_steps=200, policy_delay=2, normalize_obs=True, **sizes)
+    )
+ENVS = {"sac": "Pendulum-v1", "td3": "Pendulum-v1"}
 TIMES = {"wall_seconds", "steps_per_second", "compile_seconds"}
 
 
@@ -51,7 +57,7 @@ def train(name: str, run_dir: Path, devices: int = 1, **changes: Any) -> podium.
         "progress": False,
         "placement": podium.Anakin(devices),
     }
-    return podium.train(AGENTS[name], "podium/Catch", run_dir=run_dir, **(arguments | changes))
+    return podium.train(AGENTS[name], ENVS.get(name, "podium/Catch"), run_dir=run_dir, **(arguments | changes))
 
 
 def rows_of(run_dir: Path) -> list[dict[str, Any]]:
@@ -89,7 +95,9 @@ def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int],
 Whole = tuple[str, int, podium.Result]
 
 
-@pytest.fixture(params=["ppo-1", "dqn-1", "dqn-8", pytest.param("ppo-8", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=["ppo-1", "dqn-1", "dqn-8", "sac-1", *(pytest.param(x, marks=pytest.mark.slow) for x in ("ppo-8", "td3-1"))]
+)
 def whole(request: pytest.FixtureRequest, whole_runs: Callable[[str, int], podium.Result]) -> Whole:
     """Return an agent, a number of devices, and their uninterrupted run."""
     name, devices = request.param.split("-")

@@ -12,7 +12,7 @@ import pytest
 
 import podium
 from podium.agent import Agent
-from podium.agents import a2c, apex, dqn, impala, ppo
+from podium.agents import a2c, apex, dqn, impala, ppo, sac, td3
 
 TOLERANCE = 1e-6
 NUM_ENVS, LENGTH = 16, 8
@@ -49,6 +49,11 @@ def small_dqn(algorithm: Any = dqn, **changes: Any) -> Agent:
     return algorithm.make(dataclasses.replace(config, **changes))
 
 
+def small_continuous(algorithm: Any, **changes: Any) -> Agent:
+    sizes = {"hidden_sizes": (16,), "batch_size": 32, "buffer_capacity": 2048, "min_replay_size": 512}
+    return algorithm.make(algorithm.Config(**sizes, updates_per_step=1 / 64, warmup_steps=256, **changes))
+
+
 # 512 steps to begin with are 4 updates of 16 * 8: so 26 learn in at least 22 of them.
 CASES = {
     "ppo": Case(small_ppo, "podium/Catch", 5, quick=(2, 8, "single")),
@@ -63,6 +68,7 @@ CASES = {
         4,
         quick=(8,),
     ),
+    "ppo-squashed": Case(lambda: small_ppo(squash=True), "Pendulum-v1", 4),
     "a2c": Case(lambda: a2c.make(a2c.Config(hidden_sizes=(16,))), "podium/Catch", 5),
     "impala": Case(small_impala, "podium/Catch", 5, quick=("single",)),
     "impala-gru": Case(lambda: small_impala(memory="gru", memory_size=16), "podium/RepeatFirst", 5),
@@ -71,6 +77,8 @@ CASES = {
         lambda: small_dqn(n_step=3, dueling=True), "podium/Catch", 26, quick=(8, "single")
     ),
     "apex": Case(lambda: small_dqn(apex), "podium/Catch", 26),
+    "sac": Case(lambda: small_continuous(sac, n_step=3, policy_delay=2), "Pendulum-v1", 12, quick=(8,)),
+    "td3": Case(lambda: small_continuous(td3, normalize_obs=True), "Pendulum-v1", 12, quick=("single",)),
 }
 
 

@@ -16,7 +16,7 @@ import pytest
 import podium
 from podium import keys
 from podium.agent import Agent, policy_leaves
-from podium.agents import a2c, apex, dqn, impala, ppo
+from podium.agents import a2c, apex, dqn, impala, ppo, sac, td3
 from podium.evaluate import make_evaluator
 from podium.evolve import centered_ranks
 from podium.host import on_host
@@ -119,6 +119,10 @@ POLICIES: dict[str, tuple[Agent, Any]] = {
     "ppo gru": (ppo.make(ppo.Config(memory="gru", **SIZES)), BOX),
     "a2c lstm": (a2c.make(a2c.Config(memory="lstm", **SIZES)), BOX),
     "impala, one torso": (impala.make(impala.Config(torso="small_cnn", **SIZES)), BOX),
+    # Bounds of actions are handed to actors, and are nobody's to move, though every action depends on them.
+    "ppo, squashed": (ppo.make(ppo.Config(squash=True, **SIZES)), BOX),
+    "sac": (sac.make(sac.Config(hidden_sizes=(8,), normalize_obs=True)), BOX),
+    "td3": (td3.make(td3.Config(hidden_sizes=(8,))), BOX),
     "dqn": (dqn.make(dqn.Config(hidden_sizes=(8,))), DiscreteSpec(2)),
     # Duelling would compute actions from the value too, though no argmax differs with it.
     "apex": (apex.make(apex.Config(hidden_sizes=(8,), dueling=False)), DiscreteSpec(2)),
@@ -151,7 +155,8 @@ def test_what_is_perturbed_is_what_greedy_actions_depend_on(name: str) -> None:
         disturbed = (np.asarray(x) + 5 * random.normal(size=x.shape)).astype(x.dtype)
         moved.append(not np.array_equal(before, actions(*leaves[:i], disturbed, *leaves[i + 1 :])))
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
-    expected = [moves and "stats" not in path for moves, path in zip(moved, paths, strict=True)]
+    learnt = ["stats" not in path and "bounds" not in path for path in paths]
+    expected = [moves and can for moves, can in zip(moved, learnt, strict=True)]
     assert dict(zip(paths, policy_leaves(agent, state), strict=True)) == dict(zip(paths, expected, strict=True))
     assert 4 <= sum(expected) < len(expected)
 

@@ -17,7 +17,7 @@ import pytest
 
 import podium
 from podium.agent import Agent
-from podium.agents import a2c, apex, dqn, impala, ppo
+from podium.agents import a2c, apex, dqn, impala, ppo, sac, td3
 from podium.envs import make
 from podium.host import HostEnv, HostEnvFactory, on_host
 from podium.placement.threads.channels import LatestParams
@@ -37,6 +37,8 @@ AGENTS: dict[str, tuple[Agent, int, int]] = {
         1,
         14,
     ),
+    "sac": (sac.make(sac.Config(updates_per_step=0.25, warmup_steps=40, **REPLAY)), 1, 14),
+    "td3": (td3.make(td3.Config(updates_per_step=0.25, warmup_steps=40, **REPLAY)), 1, 14),
 }
 UNTRACED: Any = Agent(*[None] * 8)  # type: ignore[arg-type]
 """An agent that cannot be traced: what is refused of it is refused before."""
@@ -51,6 +53,10 @@ IN_LOCKSTEP: dict[str, tuple[Any, bool]] = {
 
 def catch() -> Any:
     return make("podium/Catch")
+
+
+def env_of(name: str) -> Any:
+    return make("Pendulum-v1") if name in ("sac", "td3") else catch()
 
 
 def run(placement: Any, agent: Agent, length: int, updates: int, env: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -75,7 +81,7 @@ def assert_close(one: Any, other: Any) -> None:
 @functools.cache
 def fused(name: str) -> tuple[Any, dict[str, Any]]:
     """Return what Anakin makes of an agent."""
-    return run(podium.Anakin(1), *AGENTS[name])
+    return run(podium.Anakin(1), *AGENTS[name], env_of(name))
 
 
 QUICK = {
@@ -85,6 +91,7 @@ QUICK = {
     ("DistributedActors on the host", "dqn"),
     ("CentralInference", "ppo"),
     ("CentralInference", "impala lstm"),
+    ("CentralInference", "td3"),
 }
 """Each of them with two agents; all with all are for the night."""
 
@@ -100,7 +107,7 @@ def test_in_lockstep_it_is_anakin(placement: str, name: str) -> None:
     agent, length, updates = AGENTS[name]
     value, host = IN_LOCKSTEP[placement]
     state, expected = fused(name)
-    apart, metrics = run(value, agent, length, updates, on_host(catch()) if host else None)
+    apart, metrics = run(value, agent, length, updates, on_host(env_of(name)) if host else env_of(name))
     assert_close(state, apart)
     for key in ("episodes", "episode_return_sum", "episode_length_sum"):
         np.testing.assert_allclose(metrics[key], expected[key])

@@ -20,7 +20,7 @@ import pytest
 
 import podium
 from podium.agent import ActOutput, Agent
-from podium.agents import a2c, apex, dqn, impala, ppo
+from podium.agents import a2c, apex, dqn, impala, ppo, sac, td3
 from podium.host import HostEnv, HostEnvFactory, on_host
 from podium.placement.actors.host import CompiledHostActing, HostActing
 from podium.placement.threads.channels import LatestParams
@@ -35,9 +35,13 @@ AGENTS: dict[str, tuple[Agent, int, int]] = {
     "a2c": (a2c.make(a2c.Config(hidden_sizes=(16,))), 8, 3),
     "impala": (impala.make(impala.Config(hidden_sizes=(16,))), 8, 3),
     "impala lstm": (impala.make(impala.Config(hidden_sizes=(16,), memory="lstm", memory_size=16)), 8, 3),
+    "impala squashed": (impala.make(impala.Config(hidden_sizes=(16,), squash=True)), 8, 3),
     "dqn": (dqn.make(dqn.Config(**SMALL)), 1, 14),
     "apex": (apex.make(apex.Config(num_actors=8, **SMALL)), 1, 14),
+    "sac": (sac.make(sac.Config(updates_per_step=0.25, warmup_steps=40, **SMALL)), 1, 14),
+    "td3": (td3.make(td3.Config(updates_per_step=0.25, warmup_steps=40, **SMALL)), 1, 14),
 }
+PENDULUM = ("impala squashed", "sac", "td3")
 
 
 def run(
@@ -53,13 +57,15 @@ def run(
         program.close()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("ppo gru", "apex"))) for name in AGENTS]
-)
+NIGHTLY = ("ppo gru", "impala squashed", "apex", "td3")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in NIGHTLY)) for name in AGENTS])
 def test_in_lockstep_it_is_anakin(name: str) -> None:
     agent, length, updates = AGENTS[name]
-    fused, fused_metrics = run(podium.Anakin(1), agent, length, updates)
-    split, metrics = run(podium.Sebulba(lockstep=True, actor_threads=2), agent, length, updates)
+    env = podium.envs.make("Pendulum-v1") if name in PENDULUM else None
+    fused, fused_metrics = run(podium.Anakin(1), agent, length, updates, env)
+    split, metrics = run(podium.Sebulba(lockstep=True, actor_threads=2), agent, length, updates, env)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), fused, split)
     for key in ("episodes", "episode_return_sum", "episode_length_sum"):
         np.testing.assert_allclose(metrics[key], fused_metrics[key])

@@ -1,0 +1,20 @@
+"""Train SAC under Anakin: rollout, replay and updates in one compiled program on every device.
+
+python experiments/sac_anakin.py --env Pendulum-v1 --num-envs 1 --num-steps 10000
+python experiments/sac_anakin.py --env Pendulum-v1 --preset none --num-envs 128 --updates-per-step 0.0625
+
+The same as `podium train --agent sac --placement anakin`, which takes the same flags.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from podium import presets
+from podium.commands.scripts import Script
+
+SCRIPT = Script("sac", "anakin", presets.SAC, defaults={"num_envs": 1})
+main = SCRIPT.main
+
+if __name__ == "__main__":
+    sys.exit(main())
