@@ -15,6 +15,7 @@ is learnt so that the entropy meets a target. Deliberate differences from the pa
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -171,6 +172,7 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
         `normalize_obs` with discrete observations.
     """
     _check(config)
+    again = functools.partial(make, policy=policy, critic=critic)
     buffer = replay.uniform(
         config.buffer_capacity,
         config.batch_size,
@@ -293,7 +295,15 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
         return nothing._replace(params=marked)
 
     functions = init, actor, carry, act, plan, grad, apply, observe
-    return Agent(*functions, buffer, rollout_length=1, name="sac", config=config, policy_mask=policy_mask)
+    return Agent(
+        *functions,
+        buffer,
+        rollout_length=1,
+        name="sac",
+        config=config,
+        make=again,
+        policy_mask=policy_mask,
+    )
 
 
 def _check(config: Config) -> None:

@@ -14,6 +14,7 @@ and targets that step less often than the critics. With `num_critics=1, policy_d
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -157,6 +158,7 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
         `normalize_obs` with discrete observations.
     """
     _check(config)
+    again = functools.partial(make, policy=policy, critic=critic)
     buffer = replay.uniform(
         config.buffer_capacity,
         config.batch_size,
@@ -272,7 +274,15 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
         return nothing._replace(params=marked)
 
     functions = init, actor, carry, act, plan, grad, apply, observe
-    return Agent(*functions, buffer, rollout_length=1, name="td3", config=config, policy_mask=policy_mask)
+    return Agent(
+        *functions,
+        buffer,
+        rollout_length=1,
+        name="td3",
+        config=config,
+        make=again,
+        policy_mask=policy_mask,
+    )
 
 
 def _check(config: Config) -> None:
