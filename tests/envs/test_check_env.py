@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -120,6 +121,69 @@ def test_broken_environment_is_named(name):
 def test_check_env_refuses_no_steps():
     with pytest.raises(ValueError, match="num_steps=0"):
         check_env(CORRIDOR, num_steps=0)
+
+
+@jax.tree_util.register_pytree_node_class
+class Labelled:
+    """An array with a label that is equal to others of its kind and prints as its address, as MJX's arrays do."""
+
+    class Label:
+        def __eq__(self, other):
+            return isinstance(other, Labelled.Label)
+
+        def __hash__(self):
+            return 0
+
+    def __init__(self, value, label=None):
+        self.value, self.label = value, label
+
+    def tree_flatten(self):
+        return (self.value,), Labelled.Label()
+
+    @classmethod
+    def tree_unflatten(cls, label, values):
+        return cls(*values, label)
+
+
+def test_structures_are_compared_and_not_what_they_print():
+    def reset(key):
+        state, timestep = CORRIDOR.reset(key)
+        return Labelled(state), timestep
+
+    def step(key, state, action):
+        state, timestep = CORRIDOR.step(key, state.value, action)
+        return Labelled(state), timestep
+
+    check_env(CORRIDOR._replace(reset=reset, step=step, render=None), num_steps=30)
+
+
+def test_what_only_jax_caches_keep_is_no_leak():
+    """As jaxopt's line search does: a jitted function's static argument closes over a traced value."""
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def apply(function, x):
+        return jax.jit(lambda f, x: f(x), static_argnums=0)(function, x)
+
+    def step(key, state, action):
+        position = state.position.astype(jnp.float32)
+        zero = apply(lambda x: x * position, jnp.float32(0))
+        state, timestep = CORRIDOR.step(key, state, action)
+        return state, timestep._replace(reward=timestep.reward + zero)
+
+    check_env(CORRIDOR._replace(step=step), num_steps=30)
+
+
+def test_a_leak_from_inside_a_loop_is_found():
+    def step(key, state, action):
+        def body(i, x):
+            LEAKED.append(x + 1)
+            return x
+
+        jax.lax.fori_loop(0, 2, body, jnp.float32(0))
+        return CORRIDOR.step(key, state, action)
+
+    with pytest.raises(ContractError, match="leaked tracer"):
+        check_env(CORRIDOR._replace(step=step), num_steps=30)
 
 
 def discounted_values(env, gamma, policy, num_steps):
