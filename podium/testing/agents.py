@@ -39,8 +39,8 @@ def check_agent(
 
     Args:
       agent: to check.
-      env: to check it in; None takes three probe environments (one truncates, one terminates, one pays for continuous
-        actions); the first two have continuous actions where the agent refuses discrete ones.
+      env: to check it in; None takes three probe environments: one truncates and one terminates, with continuous
+        actions where the agent refuses discrete ones, and one wants a certain continuous action, if it accepts these.
       num_envs: side by side; more for agents with many minibatches.
       rollout_length: of the rollout that it learns from.
       key: of the play.
@@ -51,29 +51,29 @@ def check_agent(
     if not isinstance(agent, Agent):
         raise ContractError(f"{agent!r} is no podium.agent.Agent; make one with Agent(init=..., actor=..., ...).")
     key = jax.random.key(0) if key is None else key
-    checked, refusal = 0, ""
-    several = [
-        (probe_truncation(), probe_truncation(continuous=True)),
-        (probe_termination(), probe_termination(continuous=True)),
-        (probe_continuous(),),
-    ]
-    for alternatives in several if env is None else [(env,)]:
-        for probe in alternatives:
-            try:
-                jax.eval_shape(lambda key, probe=probe: agent.init(key, probe.spec), key)
-            except ValueError as error:
-                if env is not None:
-                    raise
-                refusal = str(error)
-                continue
-            check = _Check(agent, auto_reset(probe), num_envs, rollout_length, key)
-            check.run()
-            if not checked:
-                check.run_on_devices()
-            checked += 1
-            break
-    if not checked:
-        raise ContractError(f"{agent.name}: init accepts no probe environment; the last refusal: {refusal}")
+    for number, probe in enumerate([env] if env is not None else _accepted_probes(agent, key)):
+        check = _Check(agent, auto_reset(probe), num_envs, rollout_length, key)
+        check.run()
+        if number == 0:
+            check.run_on_devices()
+
+
+def _accepted_probes(agent: Agent, key: Key) -> list[Env]:
+    """Return the probe environments to check an agent in; raises ContractError where it accepts none."""
+
+    def refusal(probe: Env) -> str | None:
+        try:
+            jax.eval_shape(lambda key: agent.init(key, probe.spec), key)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    continuous = refusal(probe_truncation()) is not None
+    probes = [probe_truncation(continuous=continuous), probe_termination(continuous=continuous), probe_continuous()]
+    refusals = [refusal(probe) for probe in probes]
+    if all(refusals):
+        raise ContractError(f"{agent.name}: init accepts no probe environment; the last refusal: {refusals[-1]}")
+    return [probe for probe, refused in zip(probes, refusals, strict=True) if refused is None]
 
 
 class _Check:

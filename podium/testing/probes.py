@@ -45,8 +45,8 @@ def probe_truncation(reward: float = 1.0, episode_length: int = 5, continuous: b
     """Make episodes that are only ever truncated: the value is `reward / (1 - gamma)`.
 
     The observation is constant, the reward too. Missed (too low): truncation is taken for termination, or the
-    bootstrap comes from another observation than the true last one. With `continuous` actions are in [-1, 1] and do
-    as little.
+    bootstrap comes from another observation than the true last one. Actions, which do nothing, are 0 or 1, or
+    `continuous`: one number in [-1, 1].
     """
     return _clock(
         "probe_truncation",
@@ -62,10 +62,14 @@ def probe_termination(reward: float = 1.0, episode_length: int = 3, continuous: 
     """Make episodes that terminate: after t steps the value is `reward * (1 - gamma**(L - t)) / (1 - gamma)`.
 
     L is `episode_length`; the observation is t as one-hot [L]. Missed (too high): values bootstrap over termination.
-    With `continuous` actions are in [-1, 1] and do as little.
+    Actions are those of `probe_truncation`.
     """
-    paid = lambda time, action, cue: jnp.float32(reward)
-    return _clock("probe_termination", episode_length, paid, action=_BOX if continuous else None)
+    return _clock(
+        "probe_termination",
+        episode_length,
+        lambda time, action, cue: jnp.float32(reward),
+        action=_BOX if continuous else None,
+    )
 
 
 def probe_discount(reward: float = 1.0) -> Env:

@@ -10,6 +10,7 @@ import pytest
 import podium
 from podium import testing
 from podium.agents import a2c, apex, dqn, impala, ppo, sac, td3
+from podium.types import DiscreteSpec
 
 CONTINUOUS: dict[str, Any] = {"batch_size": 16, "buffer_capacity": 512, "min_replay_size": 64, "hidden_sizes": (16,)}
 AGENTS = {
@@ -120,6 +121,23 @@ def test_bootstrapping_past_a_termination_is_refused(agent) -> None:
         return agent.plan(key, state, trajectory._replace(terminated=trajectory.truncated, truncated=trajectory.last))
 
     _expect(agent._replace(plan=plan), "terminating step")
+
+
+def only_continuous(agent) -> podium.agent.Agent:
+    def init(key, spec):
+        if isinstance(spec.action, DiscreteSpec):
+            raise ValueError("continuous actions only")
+        return agent.init(key, spec)
+
+    return agent._replace(init=init)
+
+
+def test_an_agent_for_continuous_actions_is_checked_in_a_probe_that_terminates(agent) -> None:
+    def plan(key, state, trajectory):
+        return agent.plan(key, state, trajectory._replace(terminated=trajectory.truncated, truncated=trajectory.last))
+
+    with pytest.raises(testing.ContractError, match="probe_termination.*terminating step"):
+        testing.check_agent(only_continuous(agent)._replace(plan=plan))
 
 
 def numbered(act) -> podium.agent.Agent:

@@ -60,6 +60,13 @@ def test_probes_keep_the_contract(name):
     testing.check_env(testing.probe_environments()[name], num_steps=20)
 
 
+@pytest.mark.parametrize("probe", [testing.probe_truncation, testing.probe_termination])
+def test_probes_for_continuous_agents_keep_the_contract(probe):
+    env = probe(continuous=True)
+    assert env.spec.action.shape == (1,)
+    testing.check_env(env, num_steps=20)
+
+
 @pytest.mark.parametrize(("name", "pool_size"), [("CartPole-v1", 0), ("podium/Catch", 4)])
 def test_contract_after_auto_reset(name, pool_size):
     testing.check_env(auto_reset(envs.make(name), pool_size))
