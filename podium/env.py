@@ -22,6 +22,9 @@ class Env(NamedTuple):
         itself at the end of an episode (`auto_reset` below does, and every placement applies it).
       render: `(state) -> uint8 [H, W, 3]` picture, or None where there is no renderer. Runs on the host.
       resets_itself: True once `auto_reset` has been applied.
+      pool_size: start states that `auto_reset` draws where it is not told how many: above 0 where a reset is dear.
+      random_first_length: whether `auto_reset` cuts the first episode of a run after a random number of steps; set by
+        `podium.envs.wrappers.random_first_length`.
     """
 
     spec: EnvSpec
@@ -29,6 +32,8 @@ class Env(NamedTuple):
     step: Callable[[Key, PyTree, Array], tuple[PyTree, TimeStep]]
     render: Callable[[PyTree], np.ndarray] | None = None
     resets_itself: bool = False
+    pool_size: int = 0
+    random_first_length: bool = False
 
 
 def restart(obs: PyTree, info: dict[str, Any] | None = None) -> TimeStep:
@@ -51,7 +56,7 @@ def transition(
     )
 
 
-def auto_reset(env: Env, pool_size: int = 0, pool_seed: int = 0) -> Env:
+def auto_reset(env: Env, pool_size: int | None = None, pool_seed: int = 0) -> Env:
     """Begin the next episode in the same step in which one ends.
 
     `obs` becomes the first observation of the next episode; `next_obs` stays the true last one.
@@ -60,16 +65,21 @@ def auto_reset(env: Env, pool_size: int = 0, pool_seed: int = 0) -> Env:
       env: any `Env`; returned as it is when it already resets itself.
       pool_size: 0 draws a fresh reset at every end. A positive number draws that many reset states once, when
         this function is called, and starts each later episode from one of them: for environments whose reset is
-        dear (under `vmap` a reset is computed every step, needed or not).
+        dear (under `vmap` a reset is computed every step, needed or not). None takes the environment's own
+        `pool_size`.
       pool_seed: of the pool.
 
     Raises:
       ValueError: for a negative `pool_size`.
     """
+    pool_size = env.pool_size if pool_size is None else pool_size
     if pool_size < 0:
         raise ValueError(f"pool_size={pool_size} is negative; use 0 (fresh resets) or a positive number of states.")
     if env.resets_itself:
         return env
+    if env.random_first_length:
+        return _with_random_first_length(env, pool_size, pool_seed)
+    env = traced_once(env)
     begin = env.reset
     if pool_size:
         begin = _from_pool(env, pool_size, pool_seed)
@@ -83,6 +93,59 @@ def auto_reset(env: Env, pool_size: int = 0, pool_seed: int = 0) -> Env:
     return env._replace(reset=begin, step=step, resets_itself=True)
 
 
+class _Staggered(NamedTuple):
+    env: PyTree
+    steps_left: Array
+
+
+def _with_random_first_length(env: Env, pool_size: int, pool_seed: int) -> Env:
+    """Reset automatically, and cut the episodes that `reset` begins (and no later ones) after a random length."""
+    longest = env.spec.max_episode_steps
+    assert longest is not None
+    endless = np.iinfo(np.int32).max
+
+    def begin(key: Key) -> tuple[_Staggered, TimeStep]:
+        state, timestep = env.reset(key)
+        return _Staggered(state, jnp.full((), endless, jnp.int32)), timestep
+
+    def step(key: Key, state: _Staggered, action: Array) -> tuple[_Staggered, TimeStep]:
+        env_state, timestep = env.step(key, state.env, action)
+        steps_left = jnp.where(state.steps_left == endless, endless, state.steps_left - 1)
+        cut, info = steps_left == 0, timestep.info
+        if "episode_end" in info:
+            info = {**info, "episode_end": info["episode_end"] | cut}
+        timestep = timestep._replace(truncated=timestep.truncated | cut, info=info)
+        return _Staggered(env_state, steps_left), timestep
+
+    render = env.render
+    resetting = auto_reset(
+        env._replace(
+            reset=begin,
+            step=step,
+            render=None if render is None else lambda state: render(state.env),
+            random_first_length=False,
+        ),
+        pool_size,
+        pool_seed,
+    )
+
+    def reset(key: Key) -> tuple[_Staggered, TimeStep]:
+        state, timestep = resetting.reset(key)
+        steps_left = jax.random.randint(reset_key(key), (), 1, longest + 1)
+        return state._replace(steps_left=steps_left), timestep
+
+    return resetting._replace(reset=reset)
+
+
+def traced_once(env: Env) -> Env:
+    """Return an environment whose `reset` and `step` jax traces once a process, however many programs have them.
+
+    Tracing a simulator takes seconds, and what is to be built asks for its shapes several times. The programs stay the
+    same: what was traced is put where the call stood.
+    """
+    return env._replace(reset=jax.jit(env.reset, inline=True), step=jax.jit(env.step, inline=True))
+
+
 def reset_key(key: Key) -> Key:
     """Return the key that begins the next episode in a step with `key`: another one, without the draw of a split.
 
@@ -93,10 +156,21 @@ def reset_key(key: Key) -> Key:
 
 
 def _from_pool(env: Env, size: int, seed: int) -> Callable[[Key], tuple[PyTree, TimeStep]]:
-    pool = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(seed), size))
+    drawn = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(seed), size))
+    # A simulator's state is mostly what every episode starts with; the pool is a constant of programs, so that is kept
+    # once.
+    alike = jax.tree.map(_rows_alike, drawn)
+    pool = jax.tree.map(lambda x, alike: x[0] if alike else x, drawn, alike)
 
     def begin(key: Key) -> tuple[PyTree, TimeStep]:
         index = jax.random.randint(key, (), 0, size)
-        return jax.tree.map(lambda x: x[index], pool)
+        return jax.tree.map(lambda x, alike: x if alike else x[index], pool, alike)
 
     return begin
+
+
+def _rows_alike(x: Array) -> bool:
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    rows = np.asarray(x)
+    return bool((rows == rows[:1]).all())

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium.agent import Agent, fresh_carry
-from podium.env import Env
+from podium.env import Env, traced_once
 from podium.host import HostEnv, HostEnvFactory
 from podium.ranges import check_positive
 from podium.types import Array, EnvSpec, Key, PyTree
@@ -97,6 +97,7 @@ def make_evaluator(
     """
     usual = max_steps or longest_episode(env.spec)
     check_positive(num_episodes=num_episodes, max_steps=usual)
+    env = traced_once(env)
 
     def evaluate(
         key: Key, params: PyTree, max_steps: Array | int = usual, greedy: Array | bool = greedy
