@@ -20,14 +20,18 @@ from podium.env import Env, auto_reset
 from podium.types import Array, ArraySpec, DiscreteSpec, Key, PyTree, TimeStep
 
 __all__ = [
+    "action_repeat",
     "auto_reset",
     "clip_reward",
     "episode_statistics",
     "frame_stack",
+    "random_first_length",
     "scale_reward",
+    "show_last_action",
     "sign_reward",
     "sticky_actions",
     "time_limit",
+    "truncate_nonfinite",
 ]
 
 
@@ -182,6 +186,131 @@ def sticky_actions(env: Env, probability: float = 0.25) -> Env:
         return WrappedState(env_state, last_action), timestep
 
     return env._replace(reset=reset, step=step, render=_render_inside(env))
+
+
+def action_repeat(env: Env, num_repeats: int) -> Env:
+    """Take every action `num_repeats` times, or until the episode ends; the rewards are summed.
+
+    `info` is that of the last of these steps, but for `info["raw_reward"]`, which is summed too.
+
+    Args:
+      env: any `Env`. Where it cuts episodes itself (`time_limit` inside), its limit counts the steps inside;
+        `spec.max_episode_steps` becomes the number of steps that are seen.
+      num_repeats: at least 1.
+
+    Raises:
+      ValueError: for a number below 1.
+    """
+    if num_repeats < 1:
+        raise ValueError(f"num_repeats={num_repeats} is below 1; use 1 (no change) or more.")
+    if num_repeats == 1:
+        return env
+    limit = env.spec.max_episode_steps
+    spec = dataclasses.replace(env.spec, max_episode_steps=limit and -(-limit // num_repeats))
+
+    def step(key: Key, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
+        def again(before: tuple[PyTree, TimeStep], key: Key) -> tuple[tuple[PyTree, TimeStep], None]:
+            old_state, old = before
+            new_state, new = env.step(key, old_state, action)
+            new = new._replace(reward=old.reward + new.reward)
+            if "raw_reward" in new.info:
+                new = _add_info(new, raw_reward=old.info["raw_reward"] + new.info["raw_reward"])
+            return _where(old.last, (old_state, old), (new_state, new)), None
+
+        keys = jax.random.split(key, num_repeats)
+        return jax.lax.scan(again, env.step(keys[0], state, action), keys[1:])[0]
+
+    return env._replace(spec=spec, step=step)
+
+
+def show_last_action(env: Env) -> Env:
+    """Add the last action and the reward it got to what is observed, for policies with memory (Espeholt et al. 2018).
+
+    The observation becomes {"obs": the environment's, "last_action": one-hot float32 [A] of a discrete action or the
+    continuous one itself, "last_reward": float32, as the wrappers inside left it}: both 0 where an episode begins.
+    """
+    action_spec = env.spec.action
+    if isinstance(action_spec, DiscreteSpec):
+        shown = ArraySpec((action_spec.num_values,), np.float32, 0, 1)
+        show = lambda action: jax.nn.one_hot(action, action_spec.num_values, dtype=jnp.float32)
+    else:
+        shown = ArraySpec(action_spec.shape, action_spec.dtype)  # No bounds: a policy may leave those of the action.
+        show = lambda action: jnp.asarray(action, action_spec.dtype)
+    obs_spec = {"obs": env.spec.obs, "last_action": shown, "last_reward": ArraySpec(())}
+
+    def beside(obs: PyTree, action: Array, reward: Array) -> PyTree:
+        return {"obs": obs, "last_action": action, "last_reward": reward}
+
+    nothing = lambda obs: beside(obs, shown.zeros(), jnp.zeros((), jnp.float32))
+
+    def reset(key: Key) -> tuple[PyTree, TimeStep]:
+        state, timestep = env.reset(key)
+        obs = nothing(timestep.obs)
+        return state, timestep._replace(obs=obs, next_obs=obs)
+
+    def step(key: Key, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
+        state, timestep = env.step(key, state, action)
+        reached = beside(timestep.next_obs, show(action), timestep.reward)
+        obs = _where(timestep.last, nothing(timestep.obs), reached) if env.resets_itself else reached
+        return state, timestep._replace(obs=obs, next_obs=reached)
+
+    return env._replace(spec=dataclasses.replace(env.spec, obs=obs_spec), reset=reset, step=step)
+
+
+def random_first_length(env: Env) -> Env:
+    """Cut the first episode of every environment of a run after 1 to `spec.max_episode_steps` steps, drawn uniformly.
+
+    Without it environments that end by their time limit alone all end in the same step, again and again, and batches
+    are of one age. The cut is a truncation. `auto_reset`, which placements apply, does it: evaluation does not see it.
+
+    Raises:
+      ValueError: for an environment without a time limit, or one that resets itself already.
+    """
+    if env.spec.max_episode_steps is None:
+        raise ValueError(
+            f"random_first_length needs a time limit, and {env.spec.name} has none; put time_limit inside."
+        )
+    if env.resets_itself:
+        raise ValueError(
+            f"random_first_length cannot cut {env.spec.name}, which resets itself already; put it inside auto_reset."
+        )
+    return env._replace(random_first_length=True)
+
+
+def truncate_nonfinite(env: Env) -> Env:
+    """Cut an episode where the simulator loses its numbers, in place of handing on NaN or infinity.
+
+    That step has reward 0 and `truncated`, not `terminated`, and shows the last finite observation, from which values
+    bootstrap: what the simulator would have done is not known. `info["nonfinite"]` is True there, and is counted in the
+    metric `nonfinite_steps`; an environment may set it itself, where it knows more than its observations show.
+
+    Raises:
+      ValueError: for an `env` that already resets itself.
+    """
+    if env.resets_itself:
+        raise ValueError(
+            f"truncate_nonfinite cannot cut {env.spec.name}, which resets itself already; put it inside auto_reset."
+        )
+
+    def begin(timestep: TimeStep) -> tuple[PyTree, TimeStep]:
+        return timestep.obs, _add_info(timestep, nonfinite=jnp.zeros((), bool))
+
+    def advance(last_obs: PyTree, timestep: TimeStep) -> tuple[PyTree, TimeStep]:
+        floating = [x for x in jax.tree.leaves(timestep.next_obs) if jnp.issubdtype(x.dtype, jnp.inexact)]
+        lost = timestep.info.get("nonfinite", jnp.zeros((), bool)) | ~jnp.isfinite(timestep.reward)
+        for x in floating:
+            lost = lost | ~jnp.isfinite(x).all()
+        obs = _where(lost, last_obs, timestep.next_obs)
+        timestep = timestep._replace(
+            obs=obs,
+            next_obs=obs,
+            reward=jnp.where(lost, 0.0, timestep.reward),
+            terminated=timestep.terminated & ~lost,
+            truncated=timestep.truncated | lost,
+        )
+        return obs, _add_info(timestep, nonfinite=lost)
+
+    return _remember(env, begin, advance)
 
 
 def clip_reward(env: Env, low: float = -1.0, high: float = 1.0) -> Env:

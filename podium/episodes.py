@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from podium.types import Array, Metrics, TimeStep
 
-SUMS = ("episodes", "episode_return_sum", "episode_length_sum")
-"""What `summarize` returns."""
+SUMS = ("episodes", "episode_return_sum", "episode_length_sum", "nonfinite_steps")
+"""What `summarize` returns; the last only where the environment tells of it."""
 
 
 class Episodes(NamedTuple):
@@ -20,11 +20,15 @@ class Episodes(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """Per step [..., B]: return and length of the episode that ended there; zeros where none did."""
+    """Per step [..., B]: return and length of the episode that ended there; zeros where none did.
+
+    `nonfinite` is where a simulator lost its numbers, or None where the environment does not say.
+    """
 
     ended: Array
     episode_return: Array
     episode_length: Array
+    nonfinite: Array | None = None
 
 
 def begin(num_envs: int) -> Episodes:
@@ -36,21 +40,28 @@ def accumulate(episodes: Episodes, timestep: TimeStep) -> tuple[Episodes, Ended]
     """Add one batched step.
 
     The reward counted is `info["raw_reward"]` where there is one, and the end of an episode `info["episode_end"]`: an
-    environment may mark what is no end, such as a lost life, as terminal for the learner.
+    environment may mark what is no end, such as a lost life, as terminal for the learner. `info["nonfinite"]` is where
+    `podium.envs.wrappers.truncate_nonfinite` cut an episode.
     """
     valid = True if timestep.valid is None else timestep.valid
     reward = timestep.info.get("raw_reward", timestep.reward)
     total = episodes.episode_return + jnp.where(valid, reward, 0.0)
     length = episodes.episode_length + jnp.where(valid, 1, 0)
     last = timestep.info.get("episode_end", timestep.last) & valid
-    ended = Ended(last, jnp.where(last, total, 0.0), jnp.where(last, length, 0))
+    ended = Ended(last, jnp.where(last, total, 0.0), jnp.where(last, length, 0), timestep.info.get("nonfinite"))
     return Episodes(jnp.where(last, 0.0, total), jnp.where(last, 0, length)), ended
 
 
 def summarize(ended: Ended) -> Metrics:
-    """Return sums over a rollout, from which any number of rollouts can be averaged: count, returns, lengths."""
-    return {
+    """Return sums over a rollout, from which any number of rollouts can be averaged: count, returns, lengths.
+
+    And `nonfinite_steps`, where the environment tells of them.
+    """
+    sums = {
         "episodes": jnp.sum(ended.ended).astype(jnp.float32),
         "episode_return_sum": jnp.sum(ended.episode_return),
         "episode_length_sum": jnp.sum(ended.episode_length).astype(jnp.float32),
     }
+    if ended.nonfinite is not None:
+        sums["nonfinite_steps"] = jnp.sum(ended.nonfinite).astype(jnp.float32)
+    return sums

@@ -197,7 +197,7 @@ class _Iteration:
             return rollout(key, agent, self.acting.env, params, state, self.sizes.rollout_length, version)
 
         rows: Any = P(None, "env")
-        specs, out_specs = (P(), P(), P("env"), P()), (P("env"), specs_of("env"), Ended(rows, rows, rows))
+        specs, out_specs = (P(), P(), P("env"), P()), (P("env"), specs_of("env"), Ended(rows, rows, rows, rows))
         mesh = self.layout.mesh
         if not self.by_seed and mesh.shape["env"] > 1:
             local = jax.shard_map(

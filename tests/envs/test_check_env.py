@@ -128,6 +128,8 @@ class Labelled:
     """An array with a label that is equal to others of its kind and prints as its address, as MJX's arrays do."""
 
     class Label:
+        """Equal to every other."""
+
         def __eq__(self, other):
             return isinstance(other, Labelled.Label)
 

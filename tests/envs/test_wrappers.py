@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 import podium
-from podium import envs
+from podium import envs, testing
+from podium.agents import ppo
 from podium.env import Env, auto_reset, reset_key, restart, transition
-from podium.envs import wrappers
+from podium.envs import native, wrappers
+from podium.placement.anakin import Anakin
+from podium.placement.sebulba import Sebulba
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec
 
 NEVER = 99
@@ -265,3 +268,93 @@ def test_reset_key_is_another_key_of_the_same_kind_with_independent_draws(impl):
     a, b = np.asarray(draw(keys)), np.asarray(draw(others))
     assert not (a == b).any()
     assert abs(np.corrcoef(a, b)[0, 1]) < 4 / np.sqrt(a.size)
+
+
+def test_action_repeat_sums_rewards_and_stops_at_the_end():
+    env = wrappers.action_repeat(wrappers.time_limit(native.corridor(length=8, max_steps=30), 5), 3)
+    assert env.spec.max_episode_steps == 2
+    state, _ = env.reset(jax.random.key(0))
+    state, timestep = env.step(jax.random.key(1), state, 1)
+    assert timestep.obs.argmax() == 3 and not timestep.last
+    state, timestep = env.step(jax.random.key(2), state, 1)
+    assert timestep.obs.argmax() == 5 and timestep.truncated and not timestep.terminated
+    paid = wrappers.scale_reward(testing.probe_value(3.0), 2.0)
+    _, timestep = wrappers.action_repeat(paid, 4).step(jax.random.key(0), paid.reset(jax.random.key(0))[0], 0)
+    assert timestep.reward == 6 and timestep.info["raw_reward"] == 3 and timestep.terminated
+    with pytest.raises(ValueError, match="num_repeats=0"):
+        wrappers.action_repeat(env, 0)
+    testing.check_env(auto_reset(env))
+
+
+def test_rewards_of_repeated_actions_are_summed():
+    env = wrappers.action_repeat(testing.probe_truncation(1.5, 5), 2)
+    state, _ = env.reset(jax.random.key(0))
+    rewards = []
+    for _ in range(3):
+        state, timestep = env.step(jax.random.key(0), state, 0)
+        rewards.append(float(timestep.reward))
+    assert rewards == [3.0, 3.0, 1.5] and timestep.truncated
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_the_last_action_and_its_reward_are_shown_within_an_episode_only(continuous):
+    probe = testing.probe_truncation(1.5, 2, continuous)
+    action, shown = (jnp.full(1, 0.25), [0.25]) if continuous else (jnp.int32(1), [0.0, 1.0])
+    for env in (auto_reset(wrappers.show_last_action(probe)), wrappers.show_last_action(auto_reset(probe))):
+        state, first = env.reset(jax.random.key(0))
+        assert not first.obs["last_action"].any() and first.obs["last_reward"] == 0
+        state, timestep = env.step(jax.random.key(0), state, action)
+        assert timestep.obs["last_action"].tolist() == shown and timestep.obs["last_reward"] == 1.5
+        state, timestep = env.step(jax.random.key(0), state, action)
+        assert timestep.next_obs["last_action"].tolist() == shown, "the true last observation"
+        assert not timestep.obs["last_action"].any() and timestep.obs["last_reward"] == 0
+        testing.check_env(env, num_steps=20)
+
+
+def losing(env, what, at=3):
+    """Return an environment whose simulator loses its numbers at a step."""
+
+    def step(key, state, action):
+        time, inner = state
+        inner, timestep = env.step(key, inner, action)
+        lost = time + 1 >= at
+        if what == "reward":
+            timestep = timestep._replace(reward=jnp.where(lost, jnp.inf, timestep.reward))
+        else:
+            obs = jnp.where(lost, jnp.nan, timestep.obs)
+            timestep = timestep._replace(obs=obs, next_obs=obs, terminated=timestep.terminated | lost)
+        return (time + 1, inner), timestep
+
+    def reset(key):
+        state, timestep = env.reset(key)
+        return (jnp.zeros((), jnp.int32), state), timestep
+
+    return env._replace(reset=reset, step=step, render=None)
+
+
+@pytest.mark.parametrize("what", ["obs", "reward"])
+def test_where_a_simulator_loses_its_numbers_the_episode_is_truncated(what):
+    env = wrappers.truncate_nonfinite(losing(native.corridor(length=8), what))
+    state, _ = env.reset(jax.random.key(0))
+    for _ in range(2):
+        state, before = env.step(jax.random.key(0), state, 1)
+        assert not before.info["nonfinite"] and not before.last
+    state, timestep = env.step(jax.random.key(0), state, 1)
+    assert timestep.info["nonfinite"] and timestep.truncated and not timestep.terminated and timestep.reward == 0
+    assert timestep.next_obs.tolist() == before.next_obs.tolist(), "the last finite observation"
+    testing.check_env(auto_reset(env), num_steps=20)
+    with pytest.raises(ValueError, match="resets itself"):
+        wrappers.truncate_nonfinite(auto_reset(env))
+
+
+@pytest.mark.parametrize("placement", [Anakin(1), Sebulba(1, 1, groups=1)])
+def test_steps_that_lost_their_numbers_are_counted(placement):
+    env = wrappers.truncate_nonfinite(losing(native.corridor(length=8), "obs", at=4))
+    agent = ppo.make(ppo.Config(hidden_sizes=(4,), num_minibatches=1, num_epochs=1))
+    program = placement.build(agent, env, num_envs=4, rollout_length=8)
+    _, metrics = program.chunk(program.init(0), 1)
+    try:
+        assert float(np.sum(metrics["nonfinite_steps"])) == 8 == float(np.sum(metrics["episodes"]))
+        testing.check_metrics(program, metrics)
+    finally:
+        program.close()

@@ -246,6 +246,8 @@ class EnvBatch:
             self._length += valid
             end = end & valid
         stats["valid_steps"] += steps
+        if "nonfinite" in timestep.info:
+            stats["nonfinite_steps"] += float(np.sum(timestep.info["nonfinite"]))
         if self._gamma is not None:
             rewards = timestep.reward, timestep.terminated
             past = discounted_sum(self.past, *rewards, self._gamma, timestep.valid)

@@ -1,0 +1,127 @@
+"""The environments of Brax (Freeman et al. 2021), named `brax/ant`, as `podium.env.Env`.
+
+The physics is Brax's "spring" by default, which is fast and compiles in seconds; "positional" and "generalized" are
+options (the last is Brax's own default: 40 s to compile a pendulum, and slow). The option "mjx" is MuJoCo's physics in
+Brax's tasks; `mjx/NAME` are the tasks of MuJoCo Playground. Of Brax only its trainers are maintained still, which
+cannot run on JAX 0.10: podium uses the environments alone.
+
+Brax's own episode and reset wrappers are not used: they begin every episode of an environment in the same state, and
+lose the last observation. Here a time limit is a truncation, and what Brax calls done a termination.
+
+Options of `make`: `episode_length` (1,000 steps, as Brax has it), `backend`, `make_options` of the task's constructor,
+such as `{"terminate_when_unhealthy": False}`, and those of `podium.envs.suites.Options`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from podium.env import Env
+from podium.envs import suites
+from podium.envs.simulators import import_simulator
+from podium.types import PyTree
+
+PREFIX = "brax/"
+BACKENDS = ("spring", "positional", "generalized", "mjx")
+POOL_SIZE = 1024
+
+_TASKS = (
+    "ant",
+    "fast",
+    "halfcheetah",
+    "hopper",
+    "humanoid",
+    "humanoidstandup",
+    "inverted_double_pendulum",
+    "inverted_pendulum",
+    "pusher",
+    "reacher",
+    "swimmer",
+    "walker2d",
+)
+
+
+def names() -> list[str]:
+    """List the environments."""
+    return [PREFIX + task for task in _TASKS]
+
+
+def make(name: str, **options: Any) -> Env:
+    """Make an environment.
+
+    Args:
+      name: one of `names()`.
+      **options: `episode_length`, `backend`, further arguments of Brax's constructor, and `podium.envs.suites.Options`.
+
+    Returns:
+      An `Env` with actions in [-1, 1] that does not reset itself.
+
+    Raises:
+      ValueError: for an unknown name or option, a bad value, or where Brax is not installed.
+    """
+    suites.check_name(name, names(), "Brax")
+    library = _import(name)
+    task = library._envs[name.removeprefix(PREFIX)]
+    constructor = _constructor_options(task)
+    shared, own = suites.split_options(name, options, ["episode_length", "backend", *constructor])
+    length = suites.check_limit("episode_length", own.pop("episode_length", 1000))
+    backend = own.pop("backend", _default_backend(name))
+    if backend not in BACKENDS:
+        raise ValueError(f"backend={backend!r} is none of {', '.join(BACKENDS)}; use {_default_backend(name)!r}.")
+    simulator = _construct(name, task, {**own, **({} if name == PREFIX + "fast" else {"backend": backend})})
+    env = suites.from_simulator(name, simulator, length, fails_only=False, render=_renderer(simulator))
+    return shared.wrap(env, POOL_SIZE)
+
+
+def html(env: str, states: Sequence[PyTree], **options: Any) -> str:
+    """Return a page that shows an episode in three dimensions, in any browser.
+
+    Args:
+      env: name of the environment.
+      states: of it, one a step, as `podium.commands.replay.play` keeps them.
+      **options: that the environment was made with.
+
+    Raises:
+      ValueError: as `make` does.
+    """
+    library = _import(env)
+    task = library._envs[env.removeprefix(PREFIX)]
+    own = suites.split_options(env, options, ["episode_length", "backend", *_constructor_options(task)])[1]
+    own.pop("episode_length", None)
+    simulator = _construct(env, task, {"backend": _default_backend(env), **own})
+    render = import_simulator("brax.io.html", env, "brax").render
+    return str(render(simulator.sys, [suites.innermost(state).pipeline_state for state in states]))
+
+
+def _import(name: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Brax tells at import that it is no longer maintained; so does this file.
+        return import_simulator("brax.envs", name, "brax")
+
+
+def _default_backend(name: str) -> str:
+    return "generalized" if name == PREFIX + "swimmer" else "spring"  # The swimmer knows no other.
+
+
+def _constructor_options(task: Any) -> list[str]:
+    parameters = inspect.signature(task).parameters.values()
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return [each.name for each in parameters if each.kind not in kinds and each.name != "backend"]
+
+
+def _construct(name: str, task: Callable[..., Any], options: dict[str, Any]) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return task(**options)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ValueError(f"Brax refused {options} for {name}: {error}") from error
+
+
+def _renderer(simulator: Any) -> Callable[[PyTree], np.ndarray] | None:
+    return None
