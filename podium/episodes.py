@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from podium.types import Array, Metrics, TimeStep
 
 SUMS = ("episodes", "episode_return_sum", "episode_length_sum", "nonfinite_steps")
-"""What `summarize` returns; the last only where the environment tells of it."""
+"""What `summarize` returns."""
 
 
 class Episodes(NamedTuple):
@@ -55,13 +55,11 @@ def accumulate(episodes: Episodes, timestep: TimeStep) -> tuple[Episodes, Ended]
 def summarize(ended: Ended) -> Metrics:
     """Return sums over a rollout, from which any number of rollouts can be averaged: count, returns, lengths.
 
-    And `nonfinite_steps`, where the environment tells of them.
+    And `nonfinite_steps`, 0 where the environment does not tell of any.
     """
-    sums = {
+    return {
         "episodes": jnp.sum(ended.ended).astype(jnp.float32),
         "episode_return_sum": jnp.sum(ended.episode_return),
         "episode_length_sum": jnp.sum(ended.episode_length).astype(jnp.float32),
+        "nonfinite_steps": jnp.float32(0) if ended.nonfinite is None else jnp.sum(ended.nonfinite).astype(jnp.float32),
     }
-    if ended.nonfinite is not None:
-        sums["nonfinite_steps"] = jnp.sum(ended.nonfinite).astype(jnp.float32)
-    return sums

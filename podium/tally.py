@@ -17,9 +17,7 @@ Addition = Literal["sum", "mean", "max", "last", "each"]
 OF_EPISODES: Mapping[str, Addition] = MappingProxyType(
     {"episodes": "sum", "episode_return_sum": "sum", "episode_length_sum": "sum", "nonfinite_steps": "sum"}
 )
-"""The metrics that programs make of episodes, see `podium.episodes.summarize`; a row has their means over episodes.
-
-`nonfinite_steps` is there where the environment tells of simulators that lost their numbers."""
+"""The metrics that every program makes, see `podium.episodes.summarize`; a row has their means over episodes."""
 
 
 class Tally:

@@ -269,7 +269,7 @@ class _Averaging:
         def play(agent_state: PyTree, standing: RolloutState) -> Any:
             params, number = acting.agent.actor(agent_state), state.update
             following, rollout, stats = acting.play(state.key, number, params, standing, number)
-            return following, rollout.trajectory(), {name: stats[name] for name in episodes.SUMS if name in stats}
+            return following, rollout.trajectory(), {name: stats[name] for name in episodes.SUMS}
 
         following, trajectories, ended = self._on_devices(jax.vmap(play))(state.workers, state.rollout)
         state, metrics, finite = self._learn(state._replace(rollout=following), trajectories)

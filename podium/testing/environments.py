@@ -181,7 +181,8 @@ def _pair(env: Env, name: str, result: Any) -> tuple[PyTree, TimeStep]:
 def _check_timestep_shapes(env: Env, name: str, timestep: TimeStep) -> None:
     for field in ("obs", "next_obs"):
         obs = getattr(timestep, field)
-        found, expected = jax.tree.structure(obs), jax.tree.structure(env.spec.obs, is_leaf=is_spec)
+        found: Any = jax.tree.structure(obs)
+        expected: Any = jax.tree.structure(env.spec.obs, is_leaf=is_spec)
         if found != expected:
             raise _broken(
                 env, f"{name} returns {field} of structure {found}.", f"Make it that of spec.obs: {expected}."
@@ -213,7 +214,9 @@ def _check_timestep_shapes(env: Env, name: str, timestep: TimeStep) -> None:
 def _same_shapes(env: Env, what: str, at_reset: PyTree, at_step: PyTree) -> None:
     before, after = (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (at_reset, at_step))
     names_before, names_after = ([jax.tree_util.keystr(path) for path, _ in leaves] for leaves in (before, after))
-    if names_before != names_after or jax.tree.structure(at_reset) != jax.tree.structure(at_step):
+    structure_before: Any = jax.tree.structure(at_reset)
+    structure_after: Any = jax.tree.structure(at_step)
+    if names_before != names_after or structure_before != structure_after:
         differing = sorted(set(names_before) ^ set(names_after))
         raise _broken(
             env,
