@@ -4,7 +4,9 @@ A family is a group of environments that one module serves. Each is imported whe
 for, so that a simulator nobody uses is never loaded. To add a family, add a module with the functions of `Family` and a
 line to `_families`; a name that two families have goes to the first.
 
-Pure environments (`podium.env.Env`): podium's own, gymnax and Atari games (`atari/Pong`). On the CPU
+Pure environments (`podium.env.Env`): podium's own, gymnax, Atari games (`atari/Pong`) and the suites, each in a package
+of its own (`podium.envs.suites`): `brax/ant`, `mjx/CartpoleSwingup`, `craftax/Classic-Symbolic`,
+`xminigrid/MiniGrid-Empty-8x8`, `jumanji/Game2048-v1`, `pgx/minatar-breakout`. On the CPU
 (`podium.host.HostEnvFactory`): envpool (`Pong-v5`, `envpool/NAME`), ale-py (`ale/Pong-v5`), Gymnasium
 (`gymnasium/NAME`).
 """
@@ -12,6 +14,7 @@ Pure environments (`podium.env.Env`): podium's own, gymnax and Atari games (`ata
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -59,6 +62,16 @@ def _factory_family() -> Family:
     return Family(lambda: list(_factories), _factory_options, make, on_host=None)
 
 
+def _suite(module: str) -> Callable[[], Family]:
+    """Return the family of `podium.envs.<module>`; a suite's package is imported when one of its names is made."""
+
+    def load() -> Family:
+        suite = importlib.import_module(f"podium.envs.{module}")
+        return Family(suite.names, lambda name: None, suite.make, suite.PREFIX)
+
+    return load
+
+
 def _envpool_family() -> Family:
     from podium.envs import envpool_envs
 
@@ -87,6 +100,12 @@ _families: list[Callable[[], Family]] = [
     _factory_family,
     _atari_family,  # Before gymnax, which starts JAX as it is imported; see `podium.envs.atari.compiler`.
     _gymnax_family,
+    _suite("brax_envs"),
+    _suite("mjx_envs"),
+    _suite("craftax_envs"),
+    _suite("xminigrid_envs"),
+    _suite("jumanji_envs"),
+    _suite("pgx_envs"),
     _envpool_family,
     _ale_family,
     _gymnasium_family,

@@ -3,13 +3,14 @@
 The physics is Brax's "spring" by default, which is fast and compiles in seconds; "positional" and "generalized" are
 options (the last is Brax's own default: 40 s to compile a pendulum, and slow). The option "mjx" is MuJoCo's physics in
 Brax's tasks; `mjx/NAME` are the tasks of MuJoCo Playground. Of Brax only its trainers are maintained still, which
-cannot run on JAX 0.10: podium uses the environments alone.
+cannot run on JAX 0.10: podium uses the environments alone. Neither can its swimmer, whose water calls jax.numpy.clip
+by an argument's old name; `mjx/SwimmerSwimmer6` is one that can.
 
 Brax's own episode and reset wrappers are not used: they begin every episode of an environment in the same state, and
 lose the last observation. Here a time limit is a truncation, and what Brax calls done a termination.
 
-Options of `make`: `episode_length` (1,000 steps, as Brax has it), `backend`, `make_options` of the task's constructor,
-such as `{"terminate_when_unhealthy": False}`, and those of `podium.envs.suites.Options`.
+Options of `make`: `episode_length` (1,000 steps, as Brax has it), `backend`, the arguments of the task's constructor,
+such as `terminate_when_unhealthy`, and those of `podium.envs.suites.Options`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from podium.env import Env
-from podium.envs import suites
+from podium.envs import mujoco_pictures, suites
 from podium.envs.simulators import import_simulator
 from podium.types import PyTree
 
@@ -41,7 +42,6 @@ _TASKS = (
     "inverted_pendulum",
     "pusher",
     "reacher",
-    "swimmer",
     "walker2d",
 )
 
@@ -70,11 +70,11 @@ def make(name: str, **options: Any) -> Env:
     constructor = _constructor_options(task)
     shared, own = suites.split_options(name, options, ["episode_length", "backend", *constructor])
     length = suites.check_limit("episode_length", own.pop("episode_length", 1000))
-    backend = own.pop("backend", _default_backend(name))
+    backend = own.pop("backend", "spring")
     if backend not in BACKENDS:
-        raise ValueError(f"backend={backend!r} is none of {', '.join(BACKENDS)}; use {_default_backend(name)!r}.")
+        raise ValueError(f"backend={backend!r} is none of {', '.join(BACKENDS)}; use 'spring'.")
     simulator = _construct(name, task, {**own, **({} if name == PREFIX + "fast" else {"backend": backend})})
-    env = suites.from_simulator(name, simulator, length, fails_only=False, render=_renderer(simulator))
+    env = suites.from_simulator(name, simulator, length, fails_only=False, render=_renderer(name, simulator))
     return shared.wrap(env, POOL_SIZE)
 
 
@@ -93,19 +93,16 @@ def html(env: str, states: Sequence[PyTree], **options: Any) -> str:
     task = library._envs[env.removeprefix(PREFIX)]
     own = suites.split_options(env, options, ["episode_length", "backend", *_constructor_options(task)])[1]
     own.pop("episode_length", None)
-    simulator = _construct(env, task, {"backend": _default_backend(env), **own})
+    simulator = _construct(env, task, {"backend": "spring", **own})
     render = import_simulator("brax.io.html", env, "brax").render
     return str(render(simulator.sys, [suites.innermost(state).pipeline_state for state in states]))
 
 
 def _import(name: str) -> Any:
+    mujoco_pictures.choose_opengl()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Brax tells at import that it is no longer maintained; so does this file.
         return import_simulator("brax.envs", name, "brax")
-
-
-def _default_backend(name: str) -> str:
-    return "generalized" if name == PREFIX + "swimmer" else "spring"  # The swimmer knows no other.
 
 
 def _constructor_options(task: Any) -> list[str]:
@@ -123,5 +120,8 @@ def _construct(name: str, task: Callable[..., Any], options: dict[str, Any]) -> 
         raise ValueError(f"Brax refused {options} for {name}: {error}") from error
 
 
-def _renderer(simulator: Any) -> Callable[[PyTree], np.ndarray] | None:
-    return None
+def _renderer(name: str, simulator: Any) -> Callable[[PyTree], np.ndarray] | None:
+    if name == PREFIX + "fast":  # It has no body.
+        return None
+    render = mujoco_pictures.make_renderer(simulator.sys.mj_model, name)
+    return lambda state: render(state.pipeline_state.q, state.pipeline_state.qd)

@@ -1,4 +1,4 @@
-"""What the suites of pure environments share: their names, options, the cast to fixed types, and the wrappers at the end.
+"""What the suites of pure environments share: names, options, the cast to fixed types, and the wrappers at the end.
 
 A suite is a package of environments in JAX, which podium steps without the package's own training loops and wrappers:
 an adapter (one file a suite) takes the bare environment, and what is here makes of it an `Env` whose last observations
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podium.env import Env, restart, transition
+from podium.env import Env, restart, traced_once, transition
 from podium.envs import wrappers
 from podium.types import Array, ArraySpec, EnvSpec, Key, PyTree, TimeStep
 
@@ -53,13 +53,17 @@ class Options:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be True or False.")
 
     def wrap(self, env: Env, pool_size: int) -> Env:
-        """Return the environment with what was asked for; `pool_size` is the suite's own number."""
+        """Return the environment with what was asked for; `pool_size` is the suite's own number.
+
+        Its functions are compiled as a whole also where they are called outside of `jax.jit`: operation by operation a
+        step of a simulator takes a minute.
+        """
         env = wrappers.action_repeat(env, self.action_repeat)
         if self.show_last_action:
             env = wrappers.show_last_action(env)
         if self.random_first_length:
             env = wrappers.random_first_length(env)
-        return env._replace(pool_size=pool_size if self.pool_size is None else self.pool_size)
+        return traced_once(env)._replace(pool_size=pool_size if self.pool_size is None else self.pool_size)
 
 
 OPTIONS = tuple(field.name for field in dataclasses.fields(Options))
@@ -141,26 +145,33 @@ def from_simulator(
     advance = lambda state, action: simulator.step(_copied(state), jnp.clip(action, -1, 1))
     # A step may return other types than a reset, and weak ones: those of the second step are those of all.
     shapes = jax.eval_shape(lambda key, action: advance(simulator.reset(key), action), key_shape, action_spec.zeros())
-    precision = jax.default_matmul_precision("high")  # A GPU's default loses digits that contacts need.
+    precise = lambda: jax.default_matmul_precision("high")  # A GPU's default loses digits that contacts need.
 
     def info(state: Any) -> dict[str, Array]:
         lost = {"nonfinite": state.done > 0} if fails_only else {}
         return {name: jnp.asarray(value, jnp.float32) for name, value in state.metrics.items()} | lost
 
     def reset(key: Key) -> tuple[PyTree, TimeStep]:
-        with precision:
+        with precise():
             state = like(shapes, simulator.reset(key))
         return state, restart(state.obs, info(state))
 
     def step(key: Key, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
         del key  # Simulators keep their own.
-        with precision:
+        with precise():
             state = like(shapes, advance(state, jnp.asarray(action, jnp.float32)))
         return state, transition(state.obs, state.reward, (state.done > 0) & (not fails_only), info=info(state))
 
     obs_spec = jax.tree.map(lambda x: ArraySpec(x.shape, x.dtype), shapes.obs)
     env = Env(EnvSpec(name, obs_spec, action_spec), reset, step, render)
     return wrappers.time_limit(wrappers.truncate_nonfinite(env), max_steps)
+
+
+def innermost(state: PyTree) -> PyTree:
+    """Return the package's own state, inside those of podium's wrappers."""
+    while isinstance(state, wrappers.WrappedState):
+        state = state.env
+    return state
 
 
 def _copied(state: PyTree) -> PyTree:
