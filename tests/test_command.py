@@ -192,6 +192,8 @@ def _another(default: Any, name: str) -> tuple[Any, list[str]]:
         return "ring", ["ring"]
     if name == "space":
         return ("gamma=0.9,1", "clip=1"), ["gamma=0.9,1", "clip=1"]
+    if name == "shard":
+        return "parameters", ["parameters"]
     if name == "late":
         return "weigh", ["weigh"]
     if isinstance(default, bool):

@@ -32,6 +32,7 @@ from podium.learn import (
 )
 from podium.rollout import begin, rollout
 from podium.testing import assert_compiles_once
+from podium.testing.probes import probe_continuous
 from podium.types import Trajectory
 
 T, B, EPOCHS, PARTS = 6, 16, 3, 2
@@ -163,14 +164,17 @@ SIZES: dict[str, dict[str, Any]] = {
     "impala": {"num_minibatches": 2},
     "dqn": {"batch_size": 16, "buffer_capacity": 512, "min_replay_size": 100, "num_updates": 3},
     "apex": {"batch_size": 16, "buffer_capacity": 512, "min_replay_size": 100, "num_updates": 3, "num_actors": 8},
+    "sac": {"batch_size": 16, "buffer_capacity": 512, "min_replay_size": 100, "updates_per_step": 3 / 64},
+    "td3": {"batch_size": 16, "buffer_capacity": 512, "min_replay_size": 100, "updates_per_step": 3 / 64},
 }
+CONTINUOUS = ("sac", "td3")
 MEMORIES = [("ppo", "gru"), ("a2c", "lstm"), ("impala", "gru")]
 
 
 @functools.cache
 def played(agent: Agent) -> tuple[Any, Any, Trajectory]:
     """Return the first state, the replay with nothing in it, and a trajectory of 8 steps in 8 environments."""
-    env = auto_reset(native.catch())
+    env = auto_reset(probe_continuous() if agent.name in CONTINUOUS else native.catch())
 
     def run(key: jax.Array) -> Any:
         state, index = agent.init(key, env.spec), jnp.arange(8)
@@ -232,7 +236,9 @@ def test_shapes_will_do_to_know_the_gradients(name: str) -> None:
     state, replay, trajectory = played(agent)
     prepare_ = lambda *arguments: prepare(*arguments[:1], agent, *arguments[1:], 4)
     shapes = jax.eval_shape(prepare_, jax.random.key(0), state, replay, trajectory)
-    assert num_gradients(agent, shapes) == {"ppo": 4, "a2c": 1, "impala": 2, "dqn": 3, "apex": 3}[name]
+    assert (
+        num_gradients(agent, shapes) == {"ppo": 4, "a2c": 1, "impala": 2, "dqn": 3, "apex": 3, "sac": 3, "td3": 3}[name]
+    )
     grads = jax.eval_shape(lambda *x: gradient(agent, *x), state, shapes, 0).grads
     jax.eval_shape(agent.apply, state, grads)
 

@@ -101,7 +101,7 @@ def test_the_names_other_tools_rely_on() -> None:
     read = ppo_anakin.SCRIPT.read([*argv, "--epochs", "2", "--minibatches", "3"])
     assert (read.agent["num_epochs"], read.agent["num_minibatches"]) == (2, 3)
     assert (read.train["run_dir"], read.train["resume"], read.train["progress"]) == (Path("folder"), True, False)
-    assert read.train["seeds"] == 2 and read.placement == {"devices": 1}
+    assert read.train["seeds"] == 2 and read.placement["devices"] == 1
     read = dqn_anakin.SCRIPT.read([*argv, "--buffer-capacity", "64", "--batch-size", "4"])
     assert [read.agent[name] for name in ("buffer_capacity", "batch_size", "learning_rate")] == [64, 4, 0.1]
 
