@@ -15,20 +15,18 @@ import dataclasses
 import itertools
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from podium.agent import Agent
 from podium.devices import Devices, resolve_devices
 from podium.env import Env
 from podium.evaluate import longest_evaluated
-from podium.files import to_jsonable, write_atomic, write_json
+from podium.files import to_jsonable, write_json
 from podium.host import HostEnvFactory
 from podium.loop import Result
 from podium.narrow import narrow
@@ -37,15 +35,12 @@ from podium.placement.contract import nbytes
 from podium.ranges import check_positive, largest_divisor, nearest_multiples
 from podium.runs import CONFIG, check_new_folder
 from podium.schedule import Schedule, make_schedule
-from podium.sinks import interval, save_figure
 from podium.space import Setting, Space, settings_of
+from podium.sweep_table import Group, Progress, first_reaching, is_number, rank, rows_of, write
 from podium.train import agent_record, resolve_env, train, usual_length
 from podium.varied import check_field, may_vary, varied
 
 RECORD = "sweep.json"
-
-LEGEND = 6
-"""Settings that are named beside the curves, the best ones."""
 
 SHARE_OF_MEMORY = 0.5
 """Of what is free, that the runs of a program may take."""
@@ -77,28 +72,6 @@ class Sweep:
     def best(self) -> Setting:
         """The fields of the best setting."""
         return {name: self.table[0][name] for name in self.fields}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Group:
-    """Settings that one program tries.
-
-    Attributes:
-      fixed: of all of them.
-      numbers: of each, what varies.
-      places: of each, in the list of all settings.
-      folder: name of the run's.
-    """
-
-    fixed: Setting
-    numbers: list[dict[str, float]]
-    places: list[int]
-    folder: str
-
-    def some(self, indices: Sequence[int], folder: str) -> _Group:
-        """Return the group of some of its settings."""
-        pick = lambda values: [values[i] for i in indices]
-        return _Group(self.fixed, pick(self.numbers), pick(self.places), folder)
 
 
 def sweep(
@@ -210,7 +183,7 @@ def sweep(
         evaluations |= {"eval_episodes": plan.episodes, "eval_steps": plan.episodes * plan.last_max_steps}
     trial = _Trial(make, config, made, env, env_options, seeds, devices, num_envs, length, seed, evaluations)
     tried: dict[int, dict[str, Any]] = {}
-    ranked = lambda: sorted(tried.values(), key=lambda row: (-row["env_steps"], *_rank(row)))
+    ranked = lambda: sorted(tried.values(), key=lambda row: (-row["env_steps"], *rank(row)))
     with contextlib.ExitStack() as stack:
         # What is left of a program goes on from its checkpoint.
         runs = Path(stack.enter_context(tempfile.TemporaryDirectory())) if halve_at and not path else path
@@ -220,16 +193,16 @@ def sweep(
             for number, group in enumerate(groups):
                 where = f"program {number + 1} of {len(groups)}"
                 where += f", rung {rung + 1} of {len(halve_at) + 1}" if halve_at else ""
-                say = _Progress(ranked(), group, seeds, where, num_steps) if progress else None
+                say = Progress(ranked(), group, seeds, where, num_steps) if progress else None
                 result = trial.train(group, until, runs, [say] if say else [])
                 if result.interrupted:
                     return Sweep(ranked(), tuple(space), path, result.interrupted)
-                for place, row in zip(group.places, _rows(group, result, seeds), strict=True):
+                for place, row in zip(group.places, rows_of(group, result, seeds), strict=True):
                     row["curve"] = tried.get(place, {}).get("curve", []) + row["curve"]
-                    row["steps_to_threshold"] = _first_reaching(threshold, row["curve"])
+                    row["steps_to_threshold"] = first_reaching(threshold, row["curve"])
                     tried[place] = row
                 if path:
-                    _write(path, ranked(), tuple(space), agents[0].name, env_record["name"])
+                    write(path, ranked(), tuple(space), agents[0].name, env_record["name"])
     return Sweep(ranked(), tuple(space), path)
 
 
@@ -249,7 +222,7 @@ class _Trial:
     seed: int
     evaluations: Mapping[str, Any]
 
-    def train(self, group: _Group, until: int, runs: Path | None, sinks: Sequence[Any]) -> Result:
+    def train(self, group: Group, until: int, runs: Path | None, sinks: Sequence[Any]) -> Result:
         """Train to so many environment steps, or resume and then train."""
         folder = runs / group.folder if runs else None
         return train(
@@ -270,7 +243,7 @@ class _Trial:
             **self.evaluations,
         )
 
-    def go_on(self, group: _Group, indices: Sequence[int], rung: int, runs: Path) -> _Group:
+    def go_on(self, group: Group, indices: Sequence[int], rung: int, runs: Path) -> Group:
         """Return the group of some of the settings of a group, and make the run folder that they go on from."""
         some = group.some(indices, f"{group.folder.split('-rung-')[0]}-rung-{rung}")
         if not (runs / some.folder).exists():
@@ -286,24 +259,19 @@ class _Trial:
             narrow(runs / group.folder, runs / some.folder, program, keep, {"agent": agent_record(agent)})
         return some
 
-    def _agent(self, group: _Group) -> Agent:
+    def _agent(self, group: Group) -> Agent:
         return varied(self.make, dataclasses.replace(self.config, **group.fixed), group.numbers)
 
-    def _placement(self, group: _Group) -> Anakin:
+    def _placement(self, group: Group) -> Anakin:
         return Anakin(_devices(self.devices, len(group.numbers), self.seeds, rung="-rung-" in group.folder))
 
 
-def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
-    """Return what settings are ranked by, the least first: the last return, and of equals the mean of the curve."""
-    return -row["eval_return"], -float(np.mean([mean for _, mean in row["curve"]]))
-
-
 def _better_half(
-    groups: Sequence[_Group], tried: Mapping[int, Mapping[str, Any]], rung: int
-) -> list[tuple[_Group, list[int], int]]:
+    groups: Sequence[Group], tried: Mapping[int, Mapping[str, Any]], rung: int
+) -> list[tuple[Group, list[int], int]]:
     """Return the groups that go on, and of each the indices of the settings that do."""
     alive = [place for group in groups for place in group.places]
-    kept = set(sorted(alive, key=lambda place: _rank(tried[place]))[: (len(alive) + 1) // 2])
+    kept = set(sorted(alive, key=lambda place: rank(tried[place]))[: (len(alive) + 1) // 2])
     indices = [[i for i, place in enumerate(group.places) if place in kept] for group in groups]
     return [(group, some, rung) for group, some in zip(groups, indices, strict=True) if some]
 
@@ -352,14 +320,14 @@ def _made(make: Callable[[Any], Agent], config: Any, setting: Setting) -> Agent:
         raise ValueError(f"{setting} is no setting of {type(config).__qualname__}: {error}.") from error
 
 
-def _grouped(make: Callable[[Any], Agent], config: Any, settings: Sequence[Setting], at_once: int) -> list[_Group]:
+def _grouped(make: Callable[[Any], Agent], config: Any, settings: Sequence[Setting], at_once: int) -> list[Group]:
     """Return the settings by program: alike in all that is no number, and at most `at_once` in each."""
     traced = {
         name
         for name in settings[0]
-        if all(_is_number(setting[name]) for setting in settings) and may_vary(make, config, name)
+        if all(is_number(setting[name]) for setting in settings) and may_vary(make, config, name)
     }
-    groups: list[_Group] = []
+    groups: list[Group] = []
     for place, setting in enumerate(settings):
         # Where 0 switches something off, a number that is not 0 is another program.
         numbers = {name: float(setting[name]) for name in setting if name in traced and setting[name] != 0}
@@ -372,7 +340,7 @@ def _grouped(make: Callable[[Any], Agent], config: Any, settings: Sequence[Setti
             group.numbers.append(numbers)
             group.places.append(place)
         else:
-            groups.append(_Group(fixed, [numbers], [place], f"program-{len(groups)}"))
+            groups.append(Group(fixed, [numbers], [place], f"program-{len(groups)}"))
     return groups
 
 
@@ -444,110 +412,3 @@ def _check_same(path: Path, before: Mapping[str, Any], asked: Mapping[str, Any])
                 f"{path} is a sweep with {name}={before.get(name)}, not {value}; give the same again, or another "
                 "folder."
             )
-
-
-def _listed(value: Any) -> list[float]:
-    """Return what a run says of each of its seeds, one or several; NaN where it says nothing."""
-    listed: list[float] = np.ravel(np.asarray(value, float)).tolist()
-    return listed
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _rows(group: _Group, result: Result, seeds: int) -> list[dict[str, Any]]:
-    """Return what the table says of each setting of a group, but for what its earlier rungs have part in."""
-    last = _listed(result.summary["eval_return"])
-    diverged = np.ravel(np.asarray(result.state.diverged))
-    evaluated = [row for row in result.metrics if "eval_return" in row]
-    curves = [(row["env_steps"], _listed(row["eval_return"])) for row in evaluated]
-    rows = []
-    for index, numbers in enumerate(group.numbers):
-        mine = slice(index * seeds, (index + 1) * seeds)
-        returns = last[mine]
-        rows.append(
-            {
-                **group.fixed,
-                **numbers,
-                "eval_return": float(np.mean(returns)),
-                "interval": list(interval(returns)),
-                "median": float(np.median(returns)),
-                "eval_returns": returns,
-                "steps_to_threshold": None,
-                "diverged": int(diverged[mine].sum()),
-                "env_steps": result.summary["env_steps"],
-                "program": group.folder,
-                "first_seed": index * seeds,
-                "curve": [[steps, float(np.mean(values[mine]))] for steps, values in curves],
-            }
-        )
-    return rows
-
-
-def _first_reaching(threshold: float | None, curve: Sequence[Sequence[float]]) -> float | None:
-    """Return the steps at which a curve first reached the threshold."""
-    return next((steps for steps, mean in curve if threshold is not None and mean >= threshold), None)
-
-
-class _Progress:
-    """A sink that says after every evaluation how far a program is, and which setting is best so far."""
-
-    def __init__(self, rows: list[dict[str, Any]], group: _Group, seeds: int, where: str, num_steps: int):
-        self._rows, self._group, self._seeds, self._where, self._num_steps = rows, group, seeds, where, num_steps
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        if "eval_return" not in row:
-            return
-        returns = np.reshape(_listed(row["eval_return"]), (len(self._group.numbers), -1)).mean(1)
-        tried = [({**self._group.fixed, **self._group.numbers[i]}, float(x)) for i, x in enumerate(returns)]
-        names = tried[0][0]
-        tried += [({name: each[name] for name in names}, each["eval_return"]) for each in self._rows]
-        setting, best = max(tried, key=lambda each: each[1])
-        done = min(1.0, row["env_steps"] / self._num_steps)
-        print(f"{self._where}, {done:.0%}: best so far {words_of(setting)} ({best:.4g})", file=sys.stderr, flush=True)
-
-    def close(self, summary: Mapping[str, Any]) -> None:
-        pass
-
-
-def words_of(setting: Mapping[str, Any]) -> str:
-    """Return a setting as people read it."""
-    say = lambda value: f"{value:.4g}" if isinstance(value, float) else str(value)
-    return " ".join(f"{name}={say(value)}" for name, value in setting.items())
-
-
-def _write(path: Path, rows: Sequence[Mapping[str, Any]], fields: tuple[str, ...], agent: str, env: str) -> None:
-    write_json(path / "table.json", rows)
-    best = {name: rows[0][name] for name in fields}
-    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in best.items())
-    text = f"podium train --agent {agent} --env {env} {flags}\n\nPreset({env!r}, 'podium sweep', {best!r})\n"
-    write_atomic(path / "best.txt", text.encode())
-    draw(rows, fields, path / "sweep.png")
-
-
-def draw(rows: Sequence[Mapping[str, Any]], fields: Sequence[str], path: Path) -> None:
-    """Draw the mean return of every setting while it was trained, and the last ones against every field."""
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.2 * (1 + len(fields)), 3.6), layout="constrained")
-    axes = figure.subplots(1, 1 + len(fields), squeeze=False)[0]
-    colors = colormaps["viridis"](np.linspace(0.95, 0, len(rows)))  # Best first, brightest.
-    for row, color in zip(reversed(rows), reversed(colors), strict=True):
-        axes[0].plot(*np.array(row["curve"]).T, color=color, linewidth=1)
-    axes[0].set(xlabel="environment steps", ylabel="return of greedy play, mean over seeds")
-    named = [words_of({name: row[name] for name in fields}) for row in rows[:LEGEND]]
-    axes[0].legend(axes[0].lines[::-1][:LEGEND], named, fontsize="x-small")
-    for axis, name in zip(axes[1:], fields, strict=True):
-        values = [row[name] for row in rows]
-        is_number = all(map(_is_number, values))
-        at = values if is_number else [str(value) for value in values]
-        spread = [np.abs(np.array(row["interval"]) - row["eval_return"]) for row in rows]
-        axis.errorbar(at, [row["eval_return"] for row in rows], np.array(spread).T, fmt="o", color="C0", alpha=0.7)
-        if is_number and min(values) > 0 and max(values) >= 10 * min(values):
-            axis.set_xscale("log")
-        axis.set(xlabel=name, ylabel="return, 95% interval over seeds")
-    for axis in axes:
-        axis.grid(alpha=0.3)
-    save_figure(figure, path, dpi=90, metadata={"Software": None})

@@ -17,7 +17,7 @@ from podium.commands.train import prepare
 from podium.files import to_jsonable
 from podium.runs import default_run_dir
 from podium.space import read_space
-from podium.sweep import words_of
+from podium.sweep_table import words_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
