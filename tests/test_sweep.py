@@ -72,6 +72,7 @@ def test_every_setting_is_what_it_is_alone(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_stopped_sweep_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {**SIZES, "at_once": 1}
     space = {"learning_rate": (1e-3, 1e-2)}

@@ -78,7 +78,7 @@ CASES = {
     ),
     "apex": Case(lambda: small_dqn(apex), "podium/Catch", 26),
     "sac": Case(lambda: small_continuous(sac, n_step=3, policy_delay=2), "Pendulum-v1", 12, quick=(8,)),
-    "td3": Case(lambda: small_continuous(td3, normalize_obs=True), "Pendulum-v1", 12, quick=("single",)),
+    "td3": Case(lambda: small_continuous(td3, normalize_obs=True), "Pendulum-v1", 12),
 }
 
 
