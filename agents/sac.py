@@ -24,7 +24,7 @@ import optax
 
 from podium import replay
 from podium.agent import ActOutput, Agent, Aux, Plan
-from podium.continuous import critic_ensemble, gaussian_policy
+from podium.continuous import Params, critic_ensemble, gaussian_policy, random_actions
 from podium.networks import Network
 from podium.ops import optimizers, statistics
 from podium.ops.bounds import Bounds
@@ -81,15 +81,6 @@ class Config:
     """Units of each hidden layer, of policy and critics."""
     activation: str = "relu"
     """Nonlinearity of hidden layers: tanh, relu, silu, gelu or elu."""
-
-
-class Params(NamedTuple):
-    """What acting needs: the policy, bounds, statistics if observations are normalised, whether actions are random."""
-
-    policy: PyTree
-    bounds: Bounds
-    obs_stats: RunningStats | None
-    random: Array
 
 
 class Parts(NamedTuple):
@@ -214,10 +205,7 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
         chosen, memory = policy.apply(params.policy, memory, view(params.obs_stats, obs), first)
         if greedy:
             return ActOutput(params.bounds.to_env(chosen.squash(chosen.mode())), memory)
-        size = params.bounds.low.shape
-
-        def uniform(keys: Key) -> Array:
-            return jax.vmap(lambda key: jax.random.uniform(key, size, minval=-1.0))(keys)
+        uniform = lambda keys: random_actions(keys, params.bounds)
 
         def sampled(keys: Key) -> Array:
             return chosen.squash(chosen.sample(keys))
