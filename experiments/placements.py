@@ -5,7 +5,8 @@
     python experiments/placements.py --placements anakin evolution --env CartPole-v1 --num-steps 500000
 
 `return` is of greedy play, 128 episodes after training; `training` is that of the last row, as acted. Steps a second
-leave compiling and evaluating out; they are those of a small environment, where what a placement costs shows most.
+leave compiling and evaluating out; they are those of a small environment, where what a placement costs shows most. A
+Population's returns are means over its members, its steps those of one member, its steps a second those of all.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 import podium
 from podium import Agent, Placement, Program
@@ -101,6 +104,7 @@ def placement(name: str, agent: str, devices: int) -> Placement:
         "parameter_server": {"workers": workers, "devices": devices},
         "local_sgd": {"workers": workers, "devices": devices},
         "evolution": {"devices": devices},
+        "population": {"members": workers, "space": {"learning_rate": podium.log_range(1e-4, 1e-2, workers)}},
     }
     if agent in ("dqn", "apex"):
         # Its last layer is not small at the start, so that it takes more noise to change what is greedy.
@@ -143,8 +147,8 @@ def train(flags: Flags, name: str) -> dict[str, Any]:
         "devices": flags.devices,
         "seed": flags.seed,
         "env_steps": result.summary["env_steps"],
-        "episode_return": result.summary["eval_return"],
-        "training_return": last["episode_return"],
+        "episode_return": float(np.mean(result.summary["eval_return"])),
+        "training_return": float(np.mean(last["episode_return"])),
         "optimum": OPTIMA.get(flags.env),
         "steps_per_second": result.summary["steps_per_second"],
         "policy_lag_mean": last.get("policy_lag_mean", 0.0),
