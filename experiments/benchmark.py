@@ -38,6 +38,7 @@ import jax.numpy as jnp
 import machine
 import sac_rate
 import sebulba_rate
+import sweep_rate
 import tyro
 
 import podium
@@ -368,6 +369,13 @@ def sac_beside_rejax(flags: sac_rate.SacFlags) -> dict[str, Any]:
     return {**sac_rate.measure(flags), **_circumstances()}
 
 
+def sweep(flags: sweep_rate.SweepFlags) -> dict[str, Any]:
+    """Measure a sweep in one program beside other ways; see `sweep_rate.SweepFlags`."""
+    names = ("settings", "seeds", "num_steps", "num_envs", "rollout_length", "num_epochs", "num_minibatches", "rounds")
+    _check_positive(flags, *names, "eval_episodes")
+    return {**sweep_rate.measure(flags), **_circumstances()}
+
+
 def env_bound(flags: EnvFlags) -> dict[str, Any]:
     """Measure bare stepping; see `EnvFlags`."""
     _check_positive(flags, "num_envs", "num_steps", "repeats")
@@ -494,6 +502,7 @@ def _main(argv: Sequence[str]) -> int:
         | Annotated[central_rate.CentralFlags, tyro.conf.subcommand("central")]
         | Annotated[evolution_rate.EvolutionFlags, tyro.conf.subcommand("evolution")]
         | Annotated[sac_rate.SacFlags, tyro.conf.subcommand("sac")]
+        | Annotated[sweep_rate.SweepFlags, tyro.conf.subcommand("sweep")]
         | Annotated[atari_rate.AtariFlags, tyro.conf.subcommand("atari")]
         | Annotated[EnvFlags, tyro.conf.subcommand("env")]
         | Annotated[ScalingFlags, tyro.conf.subcommand("scaling")]
@@ -511,6 +520,7 @@ def _main(argv: Sequence[str]) -> int:
         central_rate.CentralFlags: central,
         evolution_rate.EvolutionFlags: evolution,
         sac_rate.SacFlags: sac_beside_rejax,
+        sweep_rate.SweepFlags: sweep,
         atari_rate.AtariFlags: atari,
         EnvFlags: env_bound,
         MatmulFlags: matmul,

@@ -79,9 +79,28 @@ def make(
     name: str, num_envs: int, length: int, epochs: int, minibatches: int, updates: int
 ) -> tuple[Callable[[jax.Array], Any], Callable[[Any], Any]]:
     """Return jitted `init(key) -> state` and `train(state) -> state`, which does `updates` updates in one program."""
+    init, train = _functions(name, num_envs, length, epochs, minibatches, updates, 2.5e-4)
+    return jax.jit(init), jax.jit(train, donate_argnums=0)
+
+
+def make_sweep(
+    name: str, num_envs: int, length: int, epochs: int, minibatches: int, updates: int
+) -> Callable[[jax.Array, jax.Array], Any]:
+    """Return a jitted `run(keys, rates) -> state`: whole runs of every key at every rate, under two `vmap`s."""
+
+    def run(key: jax.Array, rate: jax.Array) -> Any:
+        init, train = _functions(name, num_envs, length, epochs, minibatches, updates, rate)
+        return train(init(key))
+
+    return jax.jit(jax.vmap(jax.vmap(run, (0, None)), (None, 0)))
+
+
+def _functions(
+    name: str, num_envs: int, length: int, epochs: int, minibatches: int, updates: int, rate: Any
+) -> tuple[Callable[[jax.Array], Any], Callable[[Any], Any]]:
     env, env_params = gymnax.make(name)
     network = Network(env.action_space(env_params).n)
-    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(2.5e-4, eps=1e-5))
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(rate, eps=1e-5))
 
     def init(key: jax.Array) -> Any:
         key, env_key, network_key = jax.random.split(key, 3)
@@ -128,4 +147,4 @@ def make(
         (train_state, key), _ = jax.lax.scan(epoch, (train_state, key), None, epochs)
         return (train_state, env_state, obs, key), None
 
-    return jax.jit(init), jax.jit(lambda state: jax.lax.scan(update, state, None, updates)[0], donate_argnums=0)
+    return init, lambda state: jax.lax.scan(update, state, None, updates)[0]
