@@ -8,6 +8,7 @@ import platform
 from pathlib import Path
 
 import podium
+from podium.devices import num_cores as cores  # noqa: F401
 
 
 def cpu() -> str:
@@ -17,11 +18,6 @@ def cpu() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
     return name
-
-
-def cores() -> int | None:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def environment() -> dict[str, str]:

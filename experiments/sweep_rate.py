@@ -12,7 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import machine
+
+import podium
+from podium.ranges import largest_divisor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +47,8 @@ class SweepFlags:
     """Parts of one pass, a gradient step each."""
     eval_episodes: int = 8
     """Episodes of podium's one evaluation, of each run."""
+    devices: int | None = None
+    """Devices of podium's ways; None takes what `podium sweep` does: on a CPU one a core."""
     rounds: int = 3
     """Turns of every way."""
 
@@ -88,9 +95,7 @@ def _time(way: str, flags: SweepFlags) -> float:
 
 
 def _one_program(flags: SweepFlags) -> Callable[[], None]:
-    import podium
-
-    podium.envs.make(flags.env)  # Loads gymnax.
+    _start(flags)
     space = {"learning_rate": podium.log_range(1e-5, 1e-1, flags.settings)}
 
     def run() -> None:
@@ -100,25 +105,20 @@ def _one_program(flags: SweepFlags) -> Callable[[], None]:
 
 
 def _one_by_one(flags: SweepFlags) -> Callable[[], None]:
-    import podium
-
-    podium.envs.make(flags.env)
+    _start(flags)
     config = _config(flags)
+    devices = largest_divisor(flags.seeds, len(jax.devices()))
 
     def run() -> None:
         for rate in podium.log_range(1e-5, 1e-1, flags.settings):
             agent = podium.agents.ppo.make(dataclasses.replace(config, learning_rate=rate))
-            podium.train(agent, flags.env, seeds=flags.seeds, **_common(flags))
+            podium.train(agent, flags.env, seeds=flags.seeds, placement=podium.Anakin(devices), **_common(flags))
 
     return run
 
 
 def _vmapped(flags: SweepFlags) -> Callable[[], None]:
-    import jax
-    import jax.numpy as jnp
-    import reference_loop
-
-    import podium
+    import reference_loop  # Not above: gymnax makes arrays as it is imported, and JAX starts.
 
     rates = jnp.asarray(podium.log_range(1e-5, 1e-1, flags.settings))
     updates = flags.num_steps // (flags.num_envs * flags.rollout_length)
@@ -132,9 +132,13 @@ def _vmapped(flags: SweepFlags) -> Callable[[], None]:
     return run
 
 
-def _config(flags: SweepFlags) -> Any:
-    import podium
+def _start(flags: SweepFlags) -> None:
+    """Start JAX with podium's devices, and load gymnax."""
+    podium.request_devices(flags.devices or machine.cores())
+    podium.envs.make(flags.env)
 
+
+def _config(flags: SweepFlags) -> Any:
     return podium.agents.ppo.Config(num_epochs=flags.num_epochs, num_minibatches=flags.num_minibatches)
 
 

@@ -65,6 +65,11 @@ def request_cpu_threads(number: int) -> str | None:
     return None
 
 
+def num_cores() -> int:
+    """Return how many cores of the CPU this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def resolve_devices(devices: Devices) -> list[jax.Device]:
     """Return a list of devices: all for None, the first n for an integer, or those given.
 

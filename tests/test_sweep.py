@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ import pytest
 import podium
 from podium.__main__ import main
 from podium.agents import dqn, ppo
+from podium.devices import num_cores
+from podium.ranges import largest_divisor
 
 SIZES: dict[str, Any] = {
     "num_steps": 256,
@@ -180,6 +185,19 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "best so far learning_rate=" in printed.err
     assert "podium train --agent ppo --env podium/Catch --learning-rate" in printed.out
     assert json.loads((tmp_path / "r" / "sweep.json").read_text())["agent"]["config"]["num_minibatches"] == 2
+
+
+@pytest.mark.slow
+def test_the_command_takes_every_core_of_a_cpu(tmp_path: Path) -> None:
+    sizes = "--seeds 4 --num-envs 8 --rollout-length 8 --num-steps 128 --eval-episodes 4 --hidden-sizes 8"
+    argv = ["--env", "podium/Catch", "--preset", "none", *sizes.split(), "--vary", "learning_rate=1e-3..1e-2:log:3"]
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")
+    }
+    command = [sys.executable, "-m", "podium", "sweep", *argv]
+    subprocess.run([*command, "--run-dir", str(tmp_path / "r")], check=True, env=environment)
+    summary = json.loads((tmp_path / "r" / "program-0" / "summary.json").read_text())
+    assert summary["num_devices"] == largest_divisor(12, num_cores())
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from podium.commands import plugins
 from podium.commands.console import find, read_flags
 from podium.commands.options import Choice, Subject, TrainFlags, read
 from podium.commands.train import prepare
+from podium.devices import num_cores
 from podium.files import to_jsonable
 from podium.runs import default_run_dir
 from podium.space import read_space
@@ -67,6 +68,9 @@ def run(argv: Sequence[str]) -> int:
         if train.pop(unused) != getattr(TrainFlags, unused):
             raise ValueError(f"--{unused.replace('_', '-')} is no flag of podium sweep; leave it out.")
     space = read_space(flags.vary, "--vary")
+    if options.number_of_devices() is None:
+        # Whole runs wait for no other device, so that on a CPU each core may be one; fewer where they share unevenly.
+        podium.request_devices(num_cores())
     prepare(options)
     config = agents.make(name, options.agent).config
     run_dir = train.pop("run_dir") or default_run_dir(f"sweep-{name}-{setup.env}")

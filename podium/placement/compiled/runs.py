@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -64,9 +65,18 @@ def start_runs(key: Key, acting: Acting, sizes: Sizes, apart: bool = False) -> R
     return state._replace(agent=jax.vmap(settings.tell)(state.agent, runs // seeds)) if settings else state
 
 
+IN_CACHE = 4
+"""Runs that a core does at once, where it has many: more of them leave its caches."""
+
+
 def side_by_side(iterate: Iterate, mesh: Mesh | None) -> Iterate:
-    """Return an iteration of one run as that of several; along a mesh, of whole runs on every device."""
-    several = jax.vmap(iterate)
+    """Return an iteration of one run as that of several; along a mesh, of whole runs on every device.
+
+    Several devices of a CPU are about a core each, and do their runs a few at a time.
+    """
+    several: Iterate = jax.vmap(iterate)
     if mesh is None:
         return several
+    if mesh.size > 1 and mesh.devices.flat[0].platform == "cpu":
+        several = partial(jax.lax.map, iterate, batch_size=IN_CACHE)
     return jax.shard_map(several, mesh=mesh, in_specs=(BY_RUN,), out_specs=BY_RUN, check_vma=False)
