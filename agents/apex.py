@@ -17,6 +17,7 @@ from podium import replay
 from podium.agent import ActOutput, Agent
 from podium.agents import dqn
 from podium.networks import Network
+from podium.ops.action_values import select
 from podium.ranges import check_fields
 from podium.replay import Estimate
 from podium.types import Array, EnvSpec, Key, PyTree
@@ -50,7 +51,7 @@ class Config(dqn.Config):
 
 def estimate(value: Array, action: Array) -> Estimate:
     """Return what first priorities are computed from: of values [B, A], that of `action` [B], and the best."""
-    return Estimate(dqn.select(value, action), jnp.max(value, axis=-1))
+    return Estimate(select(value, action), jnp.max(value, axis=-1))
 
 
 def epsilons(epsilon: Array, number: Array, num_actors: int, spread: float) -> Array:

@@ -20,10 +20,10 @@ import optax
 from podium import replay
 from podium.agent import ActOutput, Agent, Aux, Plan, Replay
 from podium.networks import Network, q_network
-from podium.ops import optimizers
+from podium.ops import action_values, optimizers
 from podium.ops.counts import Count
 from podium.ops.statistics import count_valid, masked_means
-from podium.ranges import check_fields, check_value, is_on, is_traced
+from podium.ranges import check_fields, check_value, is_on
 from podium.replay import Batch
 from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree, Trajectory
 
@@ -69,7 +69,8 @@ class Config:
     adam_eps: float = 1e-5
     """Added to Adam's denominator, above 0."""
     torso: str = "mlp"
-    """What sees observations: mlp; or frames: small_cnn (Mnih 2013), nature_cnn (2015) or impala_resnet (2018)."""
+    """What sees observations: mlp; or frames: minatar_cnn (Young 2019), small_cnn (Mnih 2013), nature_cnn (2015) or
+    impala_resnet (Espeholt 2018)."""
     dtype: str = "float32"
     """What torsos compute in: float32 or bfloat16; parameters stay float32."""
     hidden_sizes: tuple[int, ...] = (64, 64)
@@ -118,9 +119,9 @@ def loss(config: Config, values: Values, batch: Batch) -> tuple[Array, Aux]:
       batch: n-step transitions.
     """
     chooser = values.next_value if config.double else values.next_target_value
-    next_value = select(values.next_target_value, jnp.argmax(chooser, axis=-1))
+    next_value = action_values.select(values.next_target_value, jnp.argmax(chooser, axis=-1))
     target = jax.lax.stop_gradient(batch.reward + batch.discount * next_value)
-    value = select(values.value, batch.action)
+    value = action_values.select(values.value, batch.action)
     td_error = target - value
     error = optax.huber_loss(td_error, delta=config.huber_delta)
     counted = None if batch.weight is None else batch.weight > 0
@@ -189,22 +190,18 @@ def make(
         return State(params, target_params, optimizer.init(params), Count.zero(), jnp.zeros((), jnp.int32))
 
     def actor(state: State) -> Params:
-        progress = jnp.minimum(state.env_steps.total() / config.epsilon_decay_steps, 1.0)
-        return Params(state.params, config.epsilon_start + progress * (config.epsilon_end - config.epsilon_start))
+        bounds = config.epsilon_start, config.epsilon_end
+        epsilon = action_values.decayed(*bounds, config.epsilon_decay_steps, state.env_steps.total())
+        return Params(state.params, epsilon)
 
     def carry(spec: EnvSpec, num_envs: int) -> PyTree:
         return network.carry(num_envs)
 
     def act(keys: Key, params: Params, memory: PyTree, obs: PyTree, first: Array, greedy: bool) -> ActOutput:
         value, memory = network.apply(params.network, memory, obs, first)
-        best = jnp.argmax(value, axis=-1).astype(jnp.int32)
         if greedy:
-            return ActOutput(best, memory)
-
-        # One draw an environment gives both numbers: on CPU a draw costs more than the network's forward.
-        explore, pick = jnp.moveaxis(jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys), -1, 0)
-        random_action = jnp.floor(pick * value.shape[-1]).astype(jnp.int32)
-        action = jnp.where(explore < params.epsilon, random_action, best)
+            return ActOutput(action_values.greedy(value), memory)
+        action = action_values.epsilon_greedy(keys, value, params.epsilon)
         return ActOutput(action, memory, note(value, action))
 
     def plan(key: Key, state: State, trajectory: Trajectory) -> Plan:
@@ -255,11 +252,6 @@ def make(
     )
 
 
-def select(value: Array, action: Array) -> Array:
-    """Return `value` [N, A] at `action` [N], by comparison: its gradient is a product, not a scatter."""
-    return jnp.sum(jnp.where(action[..., None] == jnp.arange(value.shape[-1]), value, 0.0), axis=-1)
-
-
 def _check(config: Config) -> None:
     """Refuse what is out of range; `replay.uniform` and `q_network` check the fields that are theirs."""
     check_fields(
@@ -272,9 +264,4 @@ def _check(config: Config) -> None:
         flags=("double", "dueling"),
     )
     check_value("samples_per_insert", config.samples_per_insert, "sizes", "use 0 to go by num_updates")
-    bounds = config.epsilon_start, config.epsilon_end
-    if not any(map(is_traced, bounds)) and config.epsilon_end > config.epsilon_start:
-        raise ValueError(
-            f"epsilon_end={config.epsilon_end} must lie between 0 and epsilon_start={config.epsilon_start}; "
-            f"use {min(0.05, config.epsilon_start)}."
-        )
+    action_values.check_epsilons(config.epsilon_start, config.epsilon_end)
