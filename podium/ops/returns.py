@@ -37,6 +37,34 @@ def gae(reward: Array, discount: Array, value: Array, next_value: Array, last: A
     return _sum_backward(reward + discount * next_value - value, discount * lambda_ * (1.0 - last))
 
 
+def lambda_return(reward: Array, discount: Array, next_value: Array, last: Array, lambda_: float) -> Array:
+    """Mix the returns of all lengths, each bootstrapped (Sutton and Barto 2018, eq. 12.18).
+
+        G_t = r_t + discount_t * ((1 - lambda) * V(s'_t) + lambda * G_{t+1})    inside an episode
+        G_t = r_t + discount_t * V(s'_t)                                        where one ended, and in the last row
+
+    With V(s') = max_a Q(s', a) these are the targets of Peng's Q(lambda) (Peng and Williams 1996), which goes on
+    through actions that were not the best; `gae` plus the values acted with is the same number.
+
+    Args:
+      reward: [T, B], received after the action at t.
+      discount: [T, B], gamma, or 0 where the episode terminated.
+      next_value: [T, B], at the observation reached, before any reset.
+      last: [T, B], True where an episode ended, either way; cuts the trace.
+      lambda_: in [0, 1]; 0 gives the one-step target, 1 the return.
+
+    Returns:
+      [T, B] targets; gradients are not stopped.
+
+    >>> import jax.numpy as jnp
+    >>> one = jnp.ones((3, 1))
+    >>> lambda_return(one, one, 4 * one, jnp.zeros((3, 1), bool), 0.5)[:, 0].tolist()
+    [5.75, 5.5, 5.0]
+    """
+    following = jnp.asarray(lambda_ * (1.0 - last)).at[-1].set(0.0)
+    return _sum_backward(reward + discount * (1.0 - following) * next_value, discount * following)
+
+
 class VTrace(NamedTuple):
     """What V-trace gives, [T, B] each: value targets, and advantages that carry their importance weight."""
 

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podium.ops.returns import discounted_sums, gae, next_values, vtrace
+from podium.ops.returns import discounted_sums, gae, lambda_return, next_values, vtrace
 from podium.testing import assert_compiles_once
 
 T, B, GAMMA = 7, 6, 0.9
 
-jit_gae, jit_vtrace = jax.jit(gae), jax.jit(vtrace)
+jit_gae, jit_vtrace, jit_lambda_return = jax.jit(gae), jax.jit(vtrace), jax.jit(lambda_return)
 
 
 def columns(seed: int = 0) -> dict[str, np.ndarray]:
@@ -127,6 +127,122 @@ def test_gae_does_not_stop_gradients() -> None:
     s = columns(6)
     by_value = jax.grad(lambda value: jnp.sum(gae(**{**s, "value": value}, lambda_=0.0)))(s["value"])
     np.testing.assert_array_equal(by_value, -np.ones((T, B)))
+
+
+def without_value(steps: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return what lambda-returns are of."""
+    return {name: x for name, x in steps.items() if name != "value"}
+
+
+def slow_lambda_return(steps: dict[str, np.ndarray], lambda_: float) -> np.ndarray:
+    """Weigh the n-step returns from every t by (1 - lambda) lambda^(n - 1), the longest by all the rest: no recursion.
+
+    The definition in Sutton and Barto 2018, eq. 12.3: the longest ends with the episode, or with the last row.
+    """
+    target = np.zeros((T, B))
+    for b in range(B):
+        for t in range(T):
+            rewards, factor, weight = 0.0, 1.0, 1.0
+            for k in range(t, T):
+                r, d, n, last = (float(steps[name][k, b]) for name in ("reward", "discount", "next_value", "last"))
+                rewards += factor * r
+                factor *= d
+                longest = last or k == T - 1
+                target[t, b] += weight * (1.0 if longest else 1 - lambda_) * (rewards + factor * n)
+                weight *= lambda_
+                if longest:
+                    break
+    return target
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.3, 0.95, 1.0])
+def test_lambda_return_is_the_slow_loop(lambda_: float) -> None:
+    steps = without_value(columns())
+    expected = slow_lambda_return(steps, lambda_)
+    np.testing.assert_allclose(lambda_return(**steps, lambda_=lambda_), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(jit_lambda_return(**steps, lambda_=lambda_), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_lambda_return_of_0_is_the_one_step_target() -> None:
+    s = without_value(columns(1))
+    np.testing.assert_allclose(
+        jit_lambda_return(**s, lambda_=0.0), s["reward"] + s["discount"] * s["next_value"], rtol=1e-6
+    )
+
+
+def test_lambda_return_of_1_is_the_return_to_the_end_or_the_value_there() -> None:
+    s = without_value(columns(2))
+    total = np.zeros((T, B))
+    for b in range(B):
+        for t in reversed(range(T)):
+            following = s["next_value"][t, b] if s["last"][t, b] or t == T - 1 else total[t + 1, b]
+            total[t, b] = s["reward"][t, b] + s["discount"][t, b] * following
+    found = jit_lambda_return(**s, lambda_=1.0)
+    np.testing.assert_allclose(found, total, rtol=1e-5, atol=1e-5)
+    # Values inside an episode cancel: only those at its end count, and at the last row.
+    inside = ~s["last"] & (np.arange(T)[:, None] < T - 1)
+    other = np.where(inside, s["next_value"] + 100, s["next_value"])
+    np.testing.assert_allclose(jit_lambda_return(**{**s, "next_value": other}, lambda_=1.0), found, rtol=1e-5)
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.8, 1.0])
+def test_lambda_return_is_gae_and_the_value_where_values_are_one_networks(lambda_: float) -> None:
+    s = columns(3)
+    inside = ~s["last"][:-1]
+    s["next_value"][:-1][inside] = s["value"][1:][inside]
+    found = jit_lambda_return(**without_value(s), lambda_=lambda_)
+    np.testing.assert_allclose(found, jit_gae(**s, lambda_=lambda_) + s["value"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated", "both"])
+@pytest.mark.parametrize("t", [0, 1, T - 1])
+def test_lambda_return_at_every_kind_and_place_of_an_end(end: str, t: int) -> None:
+    # gamma = lambda = 1/2, r = 1, V = 4. The end: 1 where it terminated, else 1 + 4/2 = 3; nothing of what follows.
+    # The step before: 1 + (4/2 + 1/2) / 2 or 1 + (4/2 + 3/2) / 2. Where nothing ends, 1 + 4/2 = 3 at T - 1.
+    terminated = np.zeros((T, 1), bool)
+    terminated[t] = end != "truncated"
+    last = np.zeros((T, 1), bool)
+    last[t] = True
+    reward = np.where(np.arange(T)[:, None] > t, 100, 1).astype(np.float32)
+    next_value = np.where(np.arange(T)[:, None] > t, 100, 4).astype(np.float32)
+    found = jit_lambda_return(reward, np.float32(0.5) * ~terminated, next_value, last, 0.5)[:, 0]
+    at_end = 3 if end == "truncated" else 1
+    assert found[t] == at_end
+    if t:
+        assert found[t - 1] == 1 + 0.5 * (0.5 * 4 + 0.5 * at_end)
+    if t < T - 1:
+        assert found[-1] == 100 + 0.5 * 100
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.65, 1.0])
+def test_lambda_return_equals_rlax_where_nothing_is_truncated(lambda_: float) -> None:
+    rlax = import_rlax()
+    rng = np.random.default_rng(3)
+    reward = rng.normal(size=(T, B)).astype(np.float32)
+    values = rng.normal(size=(T + 1, B, 3)).astype(np.float32)
+    last = rng.random((T, B)) < 0.3
+    discount = (GAMMA * ~last).astype(np.float32)
+    best = values.max(-1)
+    found = jit_lambda_return(reward, discount, best[1:], last, lambda_)
+    expected = jax.vmap(rlax.lambda_returns, (1, 1, 1, None), 1)(reward, discount, best[1:], lambda_)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    # Peng's Q(lambda), whose traces go on through whatever was done.
+    action = rng.integers(3, size=(T, B))
+    error = jax.vmap(rlax.q_lambda, (1, 1, 1, 1, 1, None), 1)(
+        values[:-1], action, reward, discount, values[1:], lambda_
+    )
+    chosen = np.take_along_axis(values[:-1], action[..., None], -1)[..., 0]
+    np.testing.assert_allclose(found - chosen, error, rtol=1e-4, atol=1e-5)
+
+
+def test_lambda_return_under_vmap_and_compiled_once() -> None:
+    several = [without_value(columns(seed)) for seed in (4, 5)]
+    mapped = jax.jit(jax.vmap(lambda steps: lambda_return(**steps, lambda_=0.9)))
+    with assert_compiles_once(mapped):
+        found = mapped(jax.tree.map(lambda *x: np.stack(x), *several))
+        mapped(jax.tree.map(lambda *x: np.stack(x), *several[::-1]))
+    for i, steps in enumerate(several):
+        np.testing.assert_allclose(found[i], slow_lambda_return(steps, 0.9), rtol=1e-5, atol=1e-5)
 
 
 def log_ratios(seed: int = 0) -> np.ndarray:
