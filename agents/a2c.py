@@ -44,7 +44,7 @@ class Config(ActorCriticConfig):
     entropy_coef: float = 0.01
     """Weight of the entropy bonus, per nat."""
     optimizer: str = "rmsprop"
-    """Optimiser: rmsprop (the paper's) or adam."""
+    """Optimiser: rmsprop (the paper's), adam or radam."""
     rmsprop_decay: float = 0.99
     """Decay of RMSProp's mean square, 0 to 1."""
     optimizer_eps: float = 1e-5

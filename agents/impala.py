@@ -55,7 +55,7 @@ class Config(ActorCriticConfig):
     num_minibatches: int = 1
     """Parts of a rollout, whole sequences each, a gradient step each; the paper's batch is 1 part."""
     optimizer: str = "rmsprop"
-    """Optimiser: rmsprop (the paper's) or adam."""
+    """Optimiser: rmsprop (the paper's), adam or radam."""
     rmsprop_decay: float = 0.99
     """Decay of RMSProp's mean square, 0 to 1."""
     optimizer_eps: float = 1e-5

@@ -14,7 +14,7 @@ import optax
 from podium.ranges import is_on
 from podium.types import Array, PyTree
 
-OPTIMIZERS = ("adam", "rmsprop")
+OPTIMIZERS = ("adam", "rmsprop", "radam")
 
 
 def make(name: str, eps: float, max_grad_norm: float = 0.0, decay: float = 0.99) -> optax.GradientTransformation:
@@ -22,6 +22,8 @@ def make(name: str, eps: float, max_grad_norm: float = 0.0, decay: float = 0.99)
 
         adam:     m / (sqrt(n) + eps), bias-corrected moments of decay 0.9 and 0.999 (Kingma and Ba 2015, alg. 1)
         rmsprop:  g / sqrt(n + eps),   n <- decay * n + (1 - decay) * g^2, from 0 (Mnih et al. 2016, eq. 8 and 9)
+        radam:    r * m / (sqrt(n) + eps), adam's with a rectifier r; m alone in the first five steps, in which the
+                  variance of 1 / sqrt(n) is not finite                    (Liu et al. 2020, arXiv 1908.03265, alg. 2)
 
     Args:
       name: one of `OPTIMIZERS`.
@@ -40,8 +42,10 @@ def make(name: str, eps: float, max_grad_norm: float = 0.0, decay: float = 0.99)
     if name not in OPTIMIZERS:
         raise ValueError(f"optimizer={name!r} is unknown; use one of {', '.join(OPTIMIZERS)}.")
     clip = optax.clip_by_global_norm(max_grad_norm) if is_on(max_grad_norm) else optax.identity()
-    scale = optax.scale_by_adam(eps=eps) if name == "adam" else optax.scale_by_rms(decay, eps)
-    return flatten(optax.chain(clip, scale))
+    if name == "rmsprop":
+        return flatten(optax.chain(clip, optax.scale_by_rms(decay, eps)))
+    scale = optax.scale_by_adam if name == "adam" else optax.scale_by_radam
+    return flatten(optax.chain(clip, scale(eps=eps)))
 
 
 _by_array: contextvars.ContextVar[bool] = contextvars.ContextVar("by_array", default=False)

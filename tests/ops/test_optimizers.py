@@ -38,13 +38,14 @@ def test_rmsprop_is_the_papers() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, params)
 
 
-def test_adam_is_optaxs() -> None:
-    params, optimizer = PARAMS, optax.adam(0.05, eps=1e-5)
+@pytest.mark.parametrize(("name", "count"), [("adam", 3), ("radam", 4), ("radam", 9)])
+def test_adam_and_radam_are_optaxs(name: str, count: int) -> None:
+    params, optimizer = PARAMS, getattr(optax, name)(0.05, eps=1e-5)
     state = optimizer.init(params)
-    for gradient in gradients(3):
+    for gradient in gradients(count):
         updates, state = optimizer.update(gradient, state)
         params = optax.apply_updates(params, updates)
-    found = run(optimizers.make("adam", 1e-5), 0.05, gradients(3))
+    found = run(optimizers.make(name, 1e-5), 0.05, gradients(count))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, params)
 
 
@@ -54,6 +55,22 @@ def test_the_gradient_is_bounded_before_anything_else(name: str) -> None:
     bounded = run(optimizers.make(name, 0.1, max_grad_norm=0.5), 0.05, [large])
     by_hand = run(optimizers.make(name, 0.1), 0.05, [jax.tree.map(lambda g: g / 10, large)])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), bounded, by_hand)
+
+
+def test_radam_begins_as_momentum_and_goes_on_as_adam_rectified() -> None:
+    # Liu et al. 2020, alg. 2: rho_t = rho - 2 t b^t / (1 - b^t), rho = 2 / (1 - b) - 1 = 1999, passes 4 in step 5 and
+    # 5 (optax's threshold) in step 6; the rectifier of step 6 by hand.
+    params, grads, m, n = 0.5, gradients(6), 0.0, 0.0
+    for t, gradient in enumerate(grads, 1):
+        m, n = 0.9 * m + 0.1 * float(gradient["b"]), 0.999 * n + 0.001 * float(gradient["b"]) ** 2
+        rho = 1999 - 2 * t * 0.999**t / (1 - 0.999**t)
+        assert (rho >= 5) == (t == 6)
+        step = m / (1 - 0.9**t)
+        if rho >= 5:
+            step *= np.sqrt((rho - 4) * (rho - 2) * 1999 / ((1999 - 4) * (1999 - 2) * rho))
+            step /= np.sqrt(n / (1 - 0.999**t)) + 1e-8
+        params -= 0.05 * step
+    np.testing.assert_allclose(run(optimizers.make("radam", 1e-8), 0.05, grads)["b"], params, rtol=1e-4)
 
 
 def test_sums_over_n_steps_are_means_with_eps_over_n_squared_and_the_bound_over_n() -> None:
@@ -72,7 +89,7 @@ def test_the_rate_falls_linearly_to_zero_or_stays() -> None:
 
 
 def test_an_unknown_optimizer_is_named() -> None:
-    with pytest.raises(ValueError, match="optimizer='sgd' is unknown; use one of adam, rmsprop"):
+    with pytest.raises(ValueError, match="optimizer='sgd' is unknown; use one of adam, rmsprop, radam"):
         optimizers.make("sgd", 1e-5)
 
 
