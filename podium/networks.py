@@ -178,6 +178,22 @@ class LSTM(nn.Module):
         return cell(self.size, name="OptimizedLSTMCell_0")(memory, x)
 
 
+Cell = GRU | LSTM
+
+
+def make_cell(memory: str, memory_size: int) -> Cell | None:
+    """Make a memory, one of `MEMORIES`, of `memory_size` units; None for "none".
+
+    Raises:
+      ValueError: for an unknown name, or a size that is not positive.
+    """
+    check_choice("memory", memory, MEMORIES)
+    if memory == "none":
+        return None
+    check_sizes("memory_size", (memory_size,))
+    return GRU(memory_size) if memory == "gru" else LSTM(memory_size)
+
+
 def _linear(key: Key, inputs: int, outputs: int, scale: float) -> PyTree:
     kernel = nn.initializers.orthogonal(scale)(key, (inputs, outputs), jnp.float32)
     return {"kernel": kernel, "bias": jnp.zeros(outputs, jnp.float32)}
@@ -261,11 +277,10 @@ def actor_critic(
       ValueError: for an unknown name, or sizes that are not positive; from `init`, see `init_policy`.
     """
     encoder = make_torso(torso, hidden_sizes, activation, dtype)
-    check_choice("memory", memory, MEMORIES)
-    if memory == "none":
-        return (_shared_actor_critic if encoder.shared else _two_torso_actor_critic)(encoder, squash)
-    check_sizes("memory_size", (memory_size,))
-    return _shared_actor_critic(encoder, squash, GRU(memory_size) if memory == "gru" else LSTM(memory_size))
+    cell = make_cell(memory, memory_size)
+    if cell is None and not encoder.shared:
+        return _two_torso_actor_critic(encoder, squash)
+    return _shared_actor_critic(encoder, squash, cell)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,7 +288,8 @@ class ActorCriticConfig:
     """Which network an actor-critic has: fields that such an agent's `Config` begins with."""
 
     torso: str = "mlp"
-    """What sees observations: mlp; or frames: small_cnn (Mnih 2013), nature_cnn (2015) or impala_resnet (2018)."""
+    """What sees observations: mlp; or frames: minatar_cnn (Young 2019), small_cnn (Mnih 2013), nature_cnn (2015) or
+    impala_resnet (Espeholt 2018)."""
     dtype: str = "float32"
     """What torsos compute in: float32 or bfloat16; parameters stay float32."""
     hidden_sizes: tuple[int, ...] = (64, 64)
@@ -315,19 +331,10 @@ def _two_torso_actor_critic(torso: Torso, squash: bool) -> Network:
     return Network(init, lambda num_envs: (), apply, sum_once(unroll), policy_mask=actor_critic_mask)
 
 
-def _shared_actor_critic(torso: Torso, squash: bool, cell: GRU | LSTM | None = None) -> Network:
-    def carry(num_envs: int) -> PyTree:
-        if cell is None:
-            return ()
-        zeros = jnp.zeros((num_envs, cell.size), jnp.float32)
-        return (zeros, zeros) if isinstance(cell, LSTM) else zeros
-
+def _shared_actor_critic(torso: Torso, squash: bool, cell: Cell | None = None) -> Network:
     def init(key: Key, spec: EnvSpec) -> PyTree:
         torso_key, cell_key, policy_key, value_key = jax.random.split(key, 4)
-        params = {"torso": torso.init(torso_key, spec)}
-        if cell is not None:
-            params["memory"] = cell.init(cell_key, carry(1), jnp.zeros((1, torso.width)))
-        width = torso.width if cell is None else cell.size
+        params, width = _init_core(torso_key, cell_key, torso, cell, spec)
         return {
             **params,
             "policy": init_policy(policy_key, width, spec, squash),
@@ -338,24 +345,51 @@ def _shared_actor_critic(torso: Torso, squash: bool, cell: GRU | LSTM | None = N
         value = apply_value(params["value"], x)
         return ActorCritic(apply_policy(params["policy"], x), value, params["policy"].get("bounds"))
 
+    return _with_heads(torso, cell, init, heads)._replace(policy_mask=actor_critic_mask)
+
+
+def _init_core(
+    torso_key: Key, cell_key: Key | None, torso: Torso, cell: Cell | None, spec: EnvSpec
+) -> tuple[dict[str, PyTree], int]:
+    """Return the parameters of a torso and of the memory behind it, if there is one, and the number of features."""
+    params = {"torso": torso.init(torso_key, spec)}
+    if cell is None:
+        return params, torso.width
+    assert cell_key is not None
+    return {**params, "memory": cell.init(cell_key, _zeros(cell, 1), jnp.zeros((1, torso.width)))}, cell.size
+
+
+def _with_heads(
+    torso: Torso, cell: Cell | None, init: Callable[[Key, EnvSpec], PyTree], heads: Callable[[PyTree, Array], Any]
+) -> Network:
+    """Make a network of a torso, a memory if there is one, and `heads`, which turn features into the output."""
+
+    def carry(num_envs: int) -> PyTree:
+        return () if cell is None else _zeros(cell, num_envs)
+
     def step(params: PyTree, memory: PyTree, x: Array, first: Array) -> tuple[PyTree, Array]:
         assert cell is not None
         memory = jax.tree.map(lambda m: jnp.where(first[:, None], 0.0, m), memory)
         return apply_module(cell, params, memory, x)
 
-    def apply(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[ActorCritic, PyTree]:
+    def apply(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[Any, PyTree]:
         x = torso.apply(params["torso"], obs, first.ndim)
         if cell is not None:
             memory, x = step(params["memory"], memory, x, first)
         return heads(params, x), memory
 
-    def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> ActorCritic:
+    def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> Any:
         x = torso.apply(params["torso"], obs, first.ndim)
         if cell is not None:
             x = jax.lax.scan(lambda m, inputs: step(params["memory"], m, *inputs), memory, (x, first))[1]
         return heads(params, x)
 
-    return Network(init, carry, apply, sum_once(unroll), cell is not None, actor_critic_mask)
+    return Network(init, carry, apply, sum_once(unroll), cell is not None)
+
+
+def _zeros(cell: Cell, num_envs: int) -> PyTree:
+    zeros = jnp.zeros((num_envs, cell.size), jnp.float32)
+    return (zeros, zeros) if isinstance(cell, LSTM) else zeros
 
 
 class Extras(NamedTuple):
@@ -425,15 +459,20 @@ def q_network(
     dueling: bool = False,
     torso: str | nn.Module = "mlp",
     dtype: str = "float32",
+    memory: str = "none",
+    memory_size: int = 64,
+    layer_norm: bool = False,
 ) -> Network:
-    """Make action values Q [..., A]: a torso and a linear head, or two (Wang et al. 2016, eq. 9) when `dueling`.
+    """Make action values Q [..., A]: a torso, a memory if asked for, and a linear head.
 
-    `torso` and `dtype` as in `actor_critic`.
+    The head is two (Wang et al. 2016, eq. 9) when `dueling`. `torso`, `dtype`, `memory` and `memory_size` as in
+    `actor_critic`, `layer_norm` as in `podium.torsos.make_torso`.
 
     Raises:
       ValueError: for an unknown name or sizes that are not positive; from `init`, for continuous actions.
     """
-    encoder = make_torso(torso, hidden_sizes, activation, dtype)
+    encoder = make_torso(torso, hidden_sizes, activation, dtype, layer_norm)
+    cell = make_cell(memory, memory_size)
 
     def init(key: Key, spec: EnvSpec) -> PyTree:
         if not isinstance(spec.action, DiscreteSpec):
@@ -441,23 +480,18 @@ def q_network(
                 f"the actions of {spec.name} are continuous; action values need discrete actions; use ppo."
             )
         torso_key, action_key, value_key = jax.random.split(key, 3)
-        params = {
-            "torso": encoder.init(torso_key, spec),
-            "advantage": _linear(action_key, encoder.width, spec.action.num_values, 1.0),
-        }
-        return {**params, "value": _linear(value_key, encoder.width, 1, 1.0)} if dueling else params
+        torso_key, cell_key = (torso_key, None) if cell is None else jax.random.split(torso_key)
+        params, width = _init_core(torso_key, cell_key, encoder, cell, spec)
+        params["advantage"] = _linear(action_key, width, spec.action.num_values, 1.0)
+        return {**params, "value": _linear(value_key, width, 1, 1.0)} if dueling else params
 
-    def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> Array:
-        x = encoder.apply(params["torso"], obs, first.ndim)
+    def heads(params: PyTree, x: Array) -> Array:
         advantage = apply_linear(params["advantage"], x)
         if not dueling:
             return advantage
         return apply_value(params["value"], x)[..., None] + advantage - advantage.mean(-1, keepdims=True)
 
-    def apply(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[Array, PyTree]:
-        return unroll(params, memory, obs, first), memory
-
-    return Network(init, lambda num_envs: (), apply, sum_once(unroll))
+    return _with_heads(encoder, cell, init, heads)
 
 
 def from_nnx(make_module: Callable[[Key, EnvSpec], Any]) -> Network:

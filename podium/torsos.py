@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from podium import vision
-from podium.ranges import check_choice
+from podium.ranges import check_choice, check_value
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -26,19 +26,23 @@ DTYPES = ("float32", "bfloat16")
 
 
 class MLP(nn.Module):
-    """Dense layers with an activation after each; orthogonal initialisation of gain sqrt(2) unless told another."""
+    """Dense layers with an activation after each; orthogonal initialisation of gain sqrt(2) unless told another.
+
+    With `layer_norm` what each layer gives is normalised before its activation (Ba et al. 2016).
+    """
 
     hidden_sizes: Sequence[int]
     activation: str = "tanh"
     dtype: Any = jnp.float32
     kernel_init: Callable[..., Array] = nn.initializers.orthogonal(2**0.5)
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Return features [..., n] in `dtype`."""
         for size in self.hidden_sizes:
             dense = nn.Dense(size, dtype=self.dtype, kernel_init=self.kernel_init)
-            x = ACTIVATIONS[self.activation](dense(x))
+            x = ACTIVATIONS[self.activation](vision.normalized(dense(x), self.layer_norm, self.dtype))
         return x
 
 
@@ -80,7 +84,13 @@ class Torso(NamedTuple):
     apply: Callable[[PyTree, PyTree, int], Array]
 
 
-def make_torso(torso: str | nn.Module, hidden_sizes: Sequence[int], activation: str, dtype: str = "float32") -> Torso:
+def make_torso(
+    torso: str | nn.Module,
+    hidden_sizes: Sequence[int],
+    activation: str,
+    dtype: str = "float32",
+    layer_norm: bool = False,
+) -> Torso:
     """Make a torso.
 
     Args:
@@ -88,6 +98,8 @@ def make_torso(torso: str | nn.Module, hidden_sizes: Sequence[int], activation: 
       hidden_sizes: of the dense layers: all of an "mlp", behind convolutions those that follow.
       activation: of the dense layers, one of `ACTIVATIONS`; convolutions have a rectifier.
       dtype: to compute in, one of `DTYPES`; parameters and results are float32 in either.
+      layer_norm: whether what each layer gives is normalised before its activation; a module of one's own sees to its
+        convolutions itself.
 
     Raises:
       ValueError: for an unknown name or sizes that are not positive; from `init`, for frames that convolutions cannot
@@ -96,12 +108,14 @@ def make_torso(torso: str | nn.Module, hidden_sizes: Sequence[int], activation: 
     check_choice("activation", activation, tuple(ACTIVATIONS))
     check_choice("dtype", dtype, DTYPES)
     check_sizes("hidden_sizes", hidden_sizes)
-    mlp = MLP(tuple(hidden_sizes), activation, jnp.dtype(dtype))
+    check_value("layer_norm", layer_norm, "flags", "False is usual")
+    mlp = MLP(tuple(hidden_sizes), activation, jnp.dtype(dtype), layer_norm=layer_norm)
     if isinstance(torso, nn.Module):
         return _convolutional_torso(torso, mlp)
     check_choice("torso", torso, TORSOS)
     if torso != "mlp":
-        return _convolutional_torso(vision.CONVOLUTIONS[torso](dtype=jnp.dtype(dtype)), mlp)
+        convolutions = vision.CONVOLUTIONS[torso](dtype=jnp.dtype(dtype), layer_norm=layer_norm)
+        return _convolutional_torso(convolutions, mlp)
 
     def init(key: Key, spec: EnvSpec) -> PyTree:
         return mlp.init(key, jnp.zeros((1, obs_width(spec))))

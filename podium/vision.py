@@ -2,7 +2,7 @@
 
 Frames are [N, H, W, C]; bytes stay bytes until a torso divides them by 255. Torsos end in a flat vector: dense layers
 follow in `podium.torsos`. Layers are initialised orthogonally with a gain of sqrt(2), in float32, whatever they
-compute in.
+compute in. With `layer_norm` the channels of every pixel are normalised after each convolution (Ba et al. 2016).
 """
 
 from __future__ import annotations
@@ -151,12 +151,13 @@ class SmallCNN(nn.Module):
     """
 
     dtype: Any = jnp.float32
+    layer_norm: bool = False
     smallest = 20
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Return features [N, n] of frames [N, H, W, C]."""
-        return _rectified(x, ((16, 8, 4), (32, 4, 2)), self.dtype)
+        return _rectified(x, ((16, 8, 4), (32, 4, 2)), self.dtype, self.layer_norm)
 
 
 class NatureCNN(nn.Module):
@@ -167,20 +168,43 @@ class NatureCNN(nn.Module):
     """
 
     dtype: Any = jnp.float32
+    layer_norm: bool = False
     smallest = 36
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Return features [N, n] of frames [N, H, W, C]."""
-        return _rectified(x, ((32, 8, 4), (64, 4, 2), (64, 3, 1)), self.dtype)
+        return _rectified(x, ((32, 8, 4), (64, 4, 2), (64, 3, 1)), self.dtype, self.layer_norm)
 
 
-def _rectified(x: Array, layers: Sequence[tuple[int, int, int]], dtype: Any) -> Array:
+class MinAtarCNN(nn.Module):
+    """The convolution of Young and Tian 2019 (arXiv 1903.03176), for MinAtar's planes of 10 x 10.
+
+    16 of 3 x 3, a rectifier after it. Its dense layer of 128 units is `hidden_sizes=(128,), activation="relu"` of the
+    network.
+    """
+
+    dtype: Any = jnp.float32
+    layer_norm: bool = False
+    smallest = 3
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Return features [N, n] of frames [N, H, W, C]."""
+        return _rectified(x, ((16, 3, 1),), self.dtype, self.layer_norm)
+
+
+def _rectified(x: Array, layers: Sequence[tuple[int, int, int]], dtype: Any, layer_norm: bool) -> Array:
     """Put frames through convolutions of (outputs, size, stride), a rectifier after each; for a compact module."""
     x = unit_interval(x, dtype)
     for outputs, size, stride in layers:
-        x = jax.nn.relu(Conv(outputs, size, stride, dtype=dtype)(x))
+        x = jax.nn.relu(normalized(Conv(outputs, size, stride, dtype=dtype)(x), layer_norm, dtype))
     return x.reshape(x.shape[0], -1)
+
+
+def normalized(x: Array, layer_norm: bool, dtype: Any) -> Array:
+    """Normalise the last axis if `layer_norm` (Ba et al. 2016, arXiv 1607.06450, eq. 3); for a compact module."""
+    return nn.LayerNorm(dtype=dtype)(x) if layer_norm else x
 
 
 class ImpalaResNet(nn.Module):
@@ -193,6 +217,7 @@ class ImpalaResNet(nn.Module):
 
     width: int = 1
     dtype: Any = jnp.float32
+    layer_norm: bool = False
     smallest = 1
 
     @nn.compact
@@ -200,14 +225,22 @@ class ImpalaResNet(nn.Module):
         """Return features [N, n] of frames [N, H, W, C]."""
         x = unit_interval(x, self.dtype)
         for channels in (16, 32, 32):
-            conv = functools.partial(Conv, channels * self.width, 3, padding=1, dtype=self.dtype)
-            x = max_pool(conv()(x))
+
+            def conv(x: Array, outputs: int = channels * self.width) -> Array:
+                return normalized(Conv(outputs, 3, padding=1, dtype=self.dtype)(x), self.layer_norm, self.dtype)
+
+            x = max_pool(conv(x))
             for _ in range(2):
-                x = x + conv()(jax.nn.relu(conv()(jax.nn.relu(x))))
+                x = x + conv(jax.nn.relu(conv(jax.nn.relu(x))))
         return jax.nn.relu(x).reshape(x.shape[0], -1)
 
 
-CONVOLUTIONS: dict[str, Any] = {"small_cnn": SmallCNN, "nature_cnn": NatureCNN, "impala_resnet": ImpalaResNet}
+CONVOLUTIONS: dict[str, Any] = {
+    "small_cnn": SmallCNN,
+    "nature_cnn": NatureCNN,
+    "impala_resnet": ImpalaResNet,
+    "minatar_cnn": MinAtarCNN,
+}
 
 
 def unit_interval(x: Array, dtype: Any = jnp.float32) -> Array:

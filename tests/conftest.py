@@ -88,7 +88,7 @@ NIGHTLY = (
     "tests/test_networks.py::test_batches_over_a_mesh_change_no_output_and_no_gradient[a gaussian]",
     "tests/test_networks.py::test_batches_over_a_mesh_change_no_output_and_no_gradient[observations",
     "tests/test_networks.py::test_batches_over_a_mesh_change_no_output_and_no_gradient[lstm]",
-    "tests/test_networks.py::test_batches_over_a_mesh_change_no_output_and_no_gradient[action values]",
+    "tests/test_networks.py::test_batches_over_a_mesh_change_no_output_and_no_gradient[action values",
     "tests/test_vision.py::test_torsos_are_the_same_however_they_are_lowered[impala_resnet",
     "tests/placements/test_numbers.py",
     "tests/placements/test_on_the_host.py",

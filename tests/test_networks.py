@@ -148,6 +148,7 @@ SPREAD = {
     "gru": lambda: (actor_critic((8,), memory="gru", memory_size=6), SPEC),
     "lstm": lambda: (actor_critic((8,), memory="lstm", memory_size=6), SPEC),
     "action values": lambda: (q_network((8,), dueling=True), SPEC),
+    "action values, gru": lambda: (q_network((8,), memory="gru", memory_size=6, layer_norm=True), SPEC),
     "nnx": lambda: (nnx_network(), SPEC),
 }
 
@@ -168,7 +169,7 @@ def test_batches_over_a_mesh_change_no_output_and_no_gradient(kind: str) -> None
             rows = output.policy.log_prob(output.policy.mode()) + output.value if spread else jnp.sum(output, axis=-1)
             return jnp.sum(jnp.square(rows)), output
 
-        spread = kind != "action values"
+        spread = not kind.startswith("action values")
         compiled = jax.jit(jax.grad(function, (0, 1), has_aux=True)).lower(params, start).compile()
         return compiled(params, start), compiled.as_text()
 
@@ -252,6 +253,43 @@ def nnx_network() -> Network:
     return from_nnx(Module)
 
 
+def test_layer_norm_stands_between_a_layer_and_its_activation() -> None:
+    network = q_network((8, 6), layer_norm=True)
+    params = network.init(jax.random.key(0), SPEC)
+    layers = params["torso"]["params"]
+    layers["LayerNorm_0"]["scale"] = jnp.linspace(0.5, 2, 8)
+    layers["LayerNorm_0"]["bias"] = jnp.linspace(-1, 1, 8)
+    obs = observations(SPEC.obs, B)
+    x = np.asarray(obs, np.float64)
+    for i in range(2):
+        dense, norm = layers[f"Dense_{i}"], layers[f"LayerNorm_{i}"]
+        x = x @ dense["kernel"] + dense["bias"]
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+        x = np.maximum(x * norm["scale"] + norm["bias"], 0)
+    expected = x @ params["advantage"]["kernel"] + params["advantage"]["bias"]
+    np.testing.assert_allclose(network.unroll(params, (), obs, jnp.zeros(B, bool)), expected, rtol=1e-4, atol=1e-5)
+    # Whatever the scale of observations is, values of the first layer are not.
+    bare = network.init(jax.random.key(0), SPEC)
+    for scale in (1.0, 1e3):
+        values = network.unroll(bare, (), scale * obs, jnp.zeros(B, bool))
+        np.testing.assert_allclose(values, network.unroll(bare, (), obs, jnp.zeros(B, bool)), rtol=1e-2, atol=1e-2)
+
+
+def test_action_values_with_memory_are_repeated_steps_and_begin_anew_where_first() -> None:
+    network = q_network((8,), memory="gru", memory_size=6, layer_norm=True)
+    params = network.init(jax.random.key(0), SPEC)
+    obs, first = observations(SPEC.obs, T, B), firsts()
+    memory = start = network.carry(B) + 0.7
+    apply, rows = jax.jit(network.apply), []
+    for t in range(T):
+        value, memory = apply(params, memory, obs[t], first[t])
+        rows.append(value)
+    assert network.recurrent and rows[0].shape == (B, 4)
+    np.testing.assert_allclose(jax.jit(network.unroll)(params, start, obs, first), np.stack(rows), rtol=1e-4, atol=1e-5)
+    fresh, _ = apply(params, network.carry(B), obs[0], jnp.ones(B, bool))
+    np.testing.assert_array_equal(apply(params, start, obs[0], jnp.ones(B, bool))[0], fresh)
+
+
 def test_an_nnx_module_acts_unrolls_and_has_gradients() -> None:
     network = nnx_network()
     # Made under jit, as placements do: nothing traced may stay behind.
@@ -292,8 +330,14 @@ def test_bad_fields_are_named(make: Any, bad: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("bad", [{"memory": "rnn"}, {"memory": "gru", "memory_size": 0}], ids=str)
 def test_bad_memories_are_named(bad: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{list(bad)[-1]}="):
-        actor_critic(**bad)
+    for make in (actor_critic, q_network):
+        with pytest.raises(ValueError, match=f"{list(bad)[-1]}="):
+            make(**bad)
+
+
+def test_a_layer_norm_that_is_no_flag_is_named() -> None:
+    with pytest.raises(ValueError, match="layer_norm=1 must be True or False"):
+        q_network(layer_norm=1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", [1.5, "8", True])

@@ -95,10 +95,19 @@ def test_max_pool_is_the_windowed_maximum(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "features"), [("small_cnn", 20, 32), ("nature_cnn", 36, 64), ("impala_resnet", 9, 2 * 2 * 32)]
+    ("name", "size", "features", "norm"),
+    [
+        ("small_cnn", 20, 32, False),
+        ("nature_cnn", 36, 64, False),
+        ("impala_resnet", 9, 2 * 2 * 32, False),
+        ("minatar_cnn", 10, 8 * 8 * 16, True),
+        pytest.param("impala_resnet", 9, 2 * 2 * 32, True, marks=pytest.mark.slow),
+    ],
 )
-def test_torsos_are_the_same_however_they_are_lowered(name: str, size: int, features: int, monkeypatch: Any) -> None:
-    module, x = vision.CONVOLUTIONS[name](), frames(2, size=size)
+def test_torsos_are_the_same_however_they_are_lowered(
+    name: str, size: int, features: int, norm: bool, monkeypatch: Any
+) -> None:
+    module, x = vision.CONVOLUTIONS[name](layer_norm=norm), frames(2, size=size)
     params = jax.jit(module.init, compiler_options=QUICK)(jax.random.key(0), x[:1])
 
     def both() -> Any:
@@ -114,6 +123,19 @@ def test_torsos_are_the_same_however_they_are_lowered(name: str, size: int, feat
     expected = both()
     assert_close((gradient, output), expected)
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradient))
+    norms = [path for path, _ in jax.tree_util.tree_leaves_with_path(params) if "LayerNorm" in str(path)]
+    assert len(norms) == 2 * norm * sum(leaf.ndim == 4 for leaf in jax.tree.leaves(params))
+
+
+def test_channels_are_normalised_pixel_by_pixel_before_the_rectifier() -> None:
+    module, x = vision.MinAtarCNN(layer_norm=True), np.random.default_rng(0).random((2, 10, 10, 4)) < 0.3
+    params = module.init(jax.random.key(0), x)
+    kernel = np.asarray(params["params"]["Conv_0"]["kernel"], np.float64)
+    y = np.zeros((2, 8, 8, 16))
+    for i, j in np.ndindex(8, 8):
+        y[:, i, j] = np.einsum("nabc,abco->no", x[:, i : i + 3, j : j + 3].astype(float), kernel)
+    y = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-6)
+    np.testing.assert_allclose(module.apply(params, x), np.maximum(y, 0).reshape(2, -1), rtol=1e-3, atol=1e-4)
 
 
 def test_the_published_sizes() -> None:
