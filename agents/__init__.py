@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from podium.agent import Agent
-from podium.agents import a2c, apex, describe, dqn, impala, ppo, sac, td3
+from podium.agents import a2c, apex, describe, dqn, impala, ppo, pqn, sac, td3
 
-__all__ = ["Entry", "a2c", "apex", "dqn", "get", "impala", "make", "names", "ppo", "register", "sac", "td3"]
+__all__ = ["Entry", "a2c", "apex", "dqn", "get", "impala", "make", "names", "ppo", "pqn", "register", "sac", "td3"]
 
 
 class Entry(NamedTuple):
@@ -37,6 +37,7 @@ _entries: dict[str, Entry] = {
     "dqn": Entry(dqn.make, dqn.Config, describe.of_dqn),
     "impala": Entry(impala.make, impala.Config, describe.of_impala),
     "ppo": Entry(ppo.make, ppo.Config, describe.of_ppo),
+    "pqn": Entry(pqn.make, pqn.Config, describe.of_pqn),
     "sac": Entry(sac.make, sac.Config, describe.of_sac),
     "td3": Entry(td3.make, td3.Config, describe.of_td3),
 }

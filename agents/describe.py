@@ -6,22 +6,16 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from podium.agents import a2c, apex, dqn, impala, ppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, sac, td3
 from podium.networks import ActorCriticConfig
 
 
 def of_ppo(config: ppo.Config, num_envs: int, rollout_length: int) -> Mapping[str, str]:
     """Describe PPO's minibatches and passes."""
-    steps = num_envs * rollout_length
-    if config.memory == "none":
-        minibatch = f"{steps // config.num_minibatches:,} steps"
-    else:
-        minibatch = f"{num_envs // config.num_minibatches} sequences of {rollout_length} steps"
     return {
         "learning rate": _rate(config.learning_rate, "adam", config.anneal_steps),
         **_memory(config),
-        "batch": f"{steps:,} steps",
-        "minibatch": f"{minibatch}, {config.num_minibatches} a pass, {config.num_epochs} passes",
+        **_passes(config, num_envs, rollout_length),
     }
 
 
@@ -55,8 +49,7 @@ def of_dqn(config: dqn.Config, num_envs: int, rollout_length: int) -> Mapping[st
         "learning": f"{updates} gradient steps a rollout, {config.batch_size} transitions each "
         f"({learnt / inserted:.3g} samples per insert), from {config.min_replay_size:,} steps on",
         "replay": f"{rows:,} steps",
-        "exploration": f"epsilon {config.epsilon_start:g} to {config.epsilon_end:g} over "
-        f"{config.epsilon_decay_steps:,} steps",
+        "exploration": _epsilon(config),
     }
 
 
@@ -67,6 +60,16 @@ def of_apex(config: apex.Config, num_envs: int, rollout_length: int) -> Mapping[
     words["exploration"] = f"epsilon {config.epsilon_start:g} to {least:.2g} over {config.num_actors} actors"
     words["replay"] += f", drawn by |TD error| to the power of {config.priority_exponent:g}"
     return words
+
+
+def of_pqn(config: pqn.Config, num_envs: int, rollout_length: int) -> Mapping[str, str]:
+    """Describe PQN's minibatches, passes and exploration."""
+    return {
+        "learning rate": _rate(config.learning_rate, "radam", config.anneal_steps),
+        **_memory(config),
+        **_passes(config, num_envs, rollout_length),
+        "exploration": _epsilon(config),
+    }
 
 
 def of_sac(config: sac.Config, num_envs: int, rollout_length: int) -> Mapping[str, str]:
@@ -100,7 +103,24 @@ def _rate(rate: float, optimizer: str, anneal_steps: int) -> str:
     return f"{rate:g} ({optimizer}){falling}"
 
 
-def _memory(config: ActorCriticConfig) -> dict[str, str]:
+def _passes(config: ppo.Config | pqn.Config, num_envs: int, rollout_length: int) -> dict[str, str]:
+    steps = num_envs * rollout_length
+    if config.memory == "none":
+        minibatch = f"{steps // config.num_minibatches:,} steps"
+    else:
+        minibatch = f"{num_envs // config.num_minibatches} sequences of {rollout_length} steps"
+    return {
+        "batch": f"{steps:,} steps",
+        "minibatch": f"{minibatch}, {config.num_minibatches} a pass, {config.num_epochs} passes",
+    }
+
+
+def _epsilon(config: dqn.Config | pqn.Config) -> str:
+    falling = f"over {config.epsilon_decay_steps:,} steps"
+    return f"epsilon {config.epsilon_start:g} to {config.epsilon_end:g} {falling}"
+
+
+def _memory(config: ActorCriticConfig | pqn.Config) -> dict[str, str]:
     return {} if config.memory == "none" else {"memory": f"{config.memory}, {config.memory_size} units"}
 
 

@@ -412,12 +412,86 @@ TD3: dict[str, Preset] = {
     ),
 }
 
+_PUREJAXQL = "purejaxql (the PQN authors' code, revision 47af6d7)"
+
+
+def _minatar_pqn(game: str) -> Preset:
+    return Preset(
+        f"{game}-MinAtar",
+        f"{_PUREJAXQL}, pqn_minatar.yaml: 128 x 32, 2 passes over 32 minibatches, rate 5e-4 annealed, lambda 0.65, "
+        "epsilon to 0.05 over a tenth of the steps.",
+        {
+            "num_envs": 128,
+            "rollout_length": 32,
+            "num_steps": 10_000_000,
+            "learning_rate": 5e-4,
+            "anneal_steps": 10_000_000,
+            "q_lambda": 0.65,
+            "num_epochs": 2,
+            "num_minibatches": 32,
+            "epsilon_end": 0.05,
+            "epsilon_decay_steps": 1_000_000,
+            "torso": "minatar_cnn",
+            "hidden_sizes": (128,),
+        },
+    )
+
+
+_PQN_SMALL = {"num_envs": 64, "learning_rate": 1e-3, "q_lambda": 0.95, "num_epochs": 4, "num_minibatches": 8}
+
+_PQN_MEMORY = {
+    **_PQN_SMALL,
+    "rollout_length": 16,
+    "num_steps": 1_000_000,
+    "epsilon_decay_steps": 100_000,
+    "hidden_sizes": (64, 64),
+    "memory": "gru",
+    "memory_size": 64,
+}
+
+PQN: dict[str, Preset] = {
+    "cartpole": Preset(
+        "CartPole-v1",
+        f"{_PUREJAXQL}, pqn_cartpole.yaml: 32 x 64, 4 passes over 16 minibatches, rate 1e-4 annealed, lambda 0.95, "
+        "rewards times 0.1, epsilon to 0.2 over a fifth of the steps; 500,000 steps there.",
+        {
+            "num_envs": 32,
+            "rollout_length": 64,
+            "num_steps": 150_000,
+            "learning_rate": 1e-4,
+            "anneal_steps": 150_000,
+            "q_lambda": 0.95,
+            "num_epochs": 4,
+            "num_minibatches": 16,
+            "epsilon_end": 0.2,
+            "epsilon_decay_steps": 30_000,
+            "reward_scale": 0.1,
+            "hidden_sizes": (256, 256),
+        },
+        "150,000 steps, rate and epsilon falling within them, by evaluations of 24 seeds, all 485 or more at the end; "
+        "with a rate that falls over 500,000 three of 8 ended below 475.",
+    ),
+    "asterix-minatar": _minatar_pqn("Asterix"),
+    "breakout-minatar": _minatar_pqn("Breakout"),
+    "freeway-minatar": _minatar_pqn("Freeway"),
+    "seaquest-minatar": _minatar_pqn("Seaquest"),
+    "space-invaders-minatar": _minatar_pqn("SpaceInvaders"),
+    "catch": Preset(
+        "podium/Catch",
+        "This project.",
+        {**_PQN_SMALL, "rollout_length": 8, "num_steps": 200_000, "epsilon_decay_steps": 50_000, "hidden_sizes": (64,)},
+    ),
+    "repeat-first": Preset("podium/RepeatFirst", "This project.", _PQN_MEMORY),
+    "memory-chain": Preset("MemoryChain-bsuite", "This project.", _PQN_MEMORY),
+}
+
 _TABLES: dict[str, tuple[dict[str, Preset], ...]] = {
     "a2c": (A2C, A2C_SEBULBA),
     "apex": (APEX,),
     "dqn": (DQN,),
     "impala": (IMPALA, IMPALA_SEBULBA),
     "ppo": (PPO, PPO_SEBULBA, PPO_ATARI),
+    "pqn": (PQN,),
     "sac": (SAC,),
     "td3": (TD3,),
 }

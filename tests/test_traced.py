@@ -13,7 +13,7 @@ import pytest
 import podium
 from podium import rollout
 from podium.agent import fresh_carry, fresh_past
-from podium.agents import a2c, apex, dqn, impala, ppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, sac, td3
 from podium.learn import learn
 
 B, T, UPDATES = 8, 4, 3
@@ -76,6 +76,21 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, tuple[float, float]]]] = {
             "max_grad_norm": (0.1, 1.0),
             "optimizer_eps": (1e-5, 1e-3),
             "rmsprop_decay": (0.9, 0.99),
+        },
+    ),
+    "pqn": (
+        pqn,
+        {"num_epochs": 1, "num_minibatches": 2},
+        {
+            "learning_rate": (1e-3, 1e-2),
+            "anneal_steps": (1e3, 1e4),
+            "gamma": (0.9, 0.99),
+            "q_lambda": (0.5, 1.0),
+            "epsilon_start": (0.9, 1.0),
+            "epsilon_end": (0.01, 0.1),
+            "reward_scale": (0.1, 1.0),
+            "max_grad_norm": (0.1, 1.0),
+            "optimizer_eps": (1e-8, 1e-3),
         },
     ),
     "dqn": (
@@ -187,6 +202,8 @@ def test_every_number_with_a_fraction_is_among_them(name: str) -> None:
     [
         (ppo, "num_epochs"),
         (impala, "num_minibatches"),
+        (pqn, "num_minibatches"),
+        (pqn, "layer_norm"),
         (dqn, "n_step"),
         (dqn, "samples_per_insert"),
         (apex, "num_actors"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import podium
-from podium.agents import a2c, apex, dqn, impala, ppo
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn
 from podium.varied import varied
 
 REPLAY: dict[str, Any] = {"batch_size": 16, "min_replay_size": 32, "buffer_capacity": 256, "num_updates": 2}
@@ -24,6 +24,14 @@ CASES: dict[str, tuple[Any, dict[str, Any], list[dict[str, float]]]] = {
     ),
     "a2c": (a2c, {}, [{"learning_rate": 1e-3, "max_grad_norm": 0.1}, {"learning_rate": 1e-2, "max_grad_norm": 1.0}]),
     "impala": (impala, {}, [{"learning_rate": 1e-3, "c_bar": 0.8}, {"learning_rate": 1e-2, "c_bar": 1.0}]),
+    "pqn": (
+        pqn,
+        {"num_epochs": 1, "num_minibatches": 2},
+        [
+            {"learning_rate": 1e-3, "q_lambda": 0.5, "epsilon_end": 0.5},
+            {"learning_rate": 1e-2, "q_lambda": 1.0, "epsilon_end": 0.0},
+        ],
+    ),
     "dqn": (
         dqn,
         {**REPLAY, "n_step": 2},

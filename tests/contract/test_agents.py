@@ -9,7 +9,7 @@ import pytest
 
 import podium
 from podium import testing
-from podium.agents import a2c, apex, dqn, impala, ppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, sac, td3
 from podium.types import DiscreteSpec
 
 CONTINUOUS: dict[str, Any] = {"batch_size": 16, "buffer_capacity": 512, "min_replay_size": 64, "hidden_sizes": (16,)}
@@ -25,6 +25,8 @@ AGENTS = {
     "impala-gru": impala.make(impala.Config(memory="gru", num_minibatches=2, optimizer="adam")),
     "dqn": dqn.make(dqn.Config(batch_size=16, buffer_capacity=512, min_replay_size=64, n_step=3, dueling=True)),
     "apex": apex.make(apex.Config(batch_size=16, buffer_capacity=512, min_replay_size=64, num_actors=8)),
+    "pqn": pqn.make(pqn.Config(num_minibatches=4)),
+    "pqn-gru-normalized": pqn.make(pqn.Config(num_minibatches=2, memory="gru", normalize_obs=True)),
     "sac": sac.make(sac.Config(**CONTINUOUS)),
     "sac-delayed-normalized": sac.make(sac.Config(n_step=3, policy_delay=2, normalize_obs=True, **CONTINUOUS)),
     "td3": td3.make(td3.Config(n_step=3, **CONTINUOUS)),

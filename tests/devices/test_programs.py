@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import podium
 from podium import envs
-from podium.agents import apex, dqn, impala, ppo
+from podium.agents import apex, dqn, impala, ppo, pqn
 from podium.env import auto_reset
 from podium.envs import native
 from podium.learn import learn
@@ -32,6 +32,10 @@ def small_ppo(**changes: Any) -> Any:
     return ppo.make(ppo.Config(hidden_sizes=(16,), num_epochs=2, num_minibatches=2, learning_rate=1e-3, **changes))
 
 
+def small_pqn(**changes: Any) -> Any:
+    return pqn.make(pqn.Config(hidden_sizes=(16,), num_epochs=2, num_minibatches=2, learning_rate=1e-3, **changes))
+
+
 def small_dqn(algorithm: Any = dqn, **changes: Any) -> Any:
     settings = {"buffer_capacity": 2048, "min_replay_size": 512, "num_updates": 2} | changes
     return algorithm.make(algorithm.Config(hidden_sizes=(16,), batch_size=32, learning_rate=1e-3, **settings))
@@ -44,6 +48,8 @@ CASES: dict[str, tuple[Callable[[], Any], str, int, int]] = {
     "ppo-continuous": (small_ppo, "Pendulum-v1", 7, 8),
     "ppo-normalized": (lambda: small_ppo(normalize_obs=True, normalize_reward=True), "CartPole-v1", 7, 14),
     "impala-gru": (lambda: impala.make(impala.Config(hidden_sizes=(16,), memory="gru")), "podium/RepeatFirst", 7, 8),
+    "pqn": (lambda: small_pqn(), "podium/Catch", 7, 8),
+    "pqn-gru": (lambda: small_pqn(memory="gru", memory_size=16), "podium/RepeatFirst", 7, 8),
     "dqn": (lambda: small_dqn(n_step=3, dueling=True), "podium/Catch", 4, 5),
     "apex": (lambda: small_dqn(apex), "podium/Catch", 4, 6),
 }
@@ -155,7 +161,9 @@ def test_the_reader_finds_collectives_in_loops() -> None:
     assert collectives_in_loops_of(text, 3) == ["all-reduce", "all-reduce"]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "apex")) for name in CASES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("apex", "pqn", "pqn-gru"))) for name in CASES]
+)
 def test_gradient_sums_are_all_that_crosses(name: str) -> None:
     text = build(name).loop.compiled_text()
     for kind in FORBIDDEN:
@@ -168,11 +176,18 @@ def test_gradient_sums_are_all_that_crosses(name: str) -> None:
     assert max(depths) <= (3 if name == "apex" else 2), depths
 
 
-STEPS = 4  # Gradient steps of the cases' PPO: 2 epochs of 2 minibatches.
+STEPS = 4  # Gradient steps of the cases' PPO and PQN: 2 epochs of 2 minibatches.
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("ppo")])
-def test_a_gradient_step_of_ppo_waits_for_other_devices_once(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * name.startswith("pqn"))
+        for name in CASES
+        if name.startswith(("ppo", "pqn"))
+    ],
+)
+def test_a_gradient_step_waits_for_other_devices_once(name: str) -> None:
     assert collectives_in_loops_of(build(name).loop.compiled_text(), STEPS) == ["all-reduce"]
 
 
@@ -202,12 +217,12 @@ def text_of_learning(agent: Any) -> str:
     )
 
 
-@pytest.mark.parametrize("name", ["ppo", "impala"])
+@pytest.mark.parametrize("name", ["ppo", pytest.param("pqn", marks=pytest.mark.slow), "impala"])
 def test_rows_that_are_none_add_no_wait(name: str) -> None:
     """How many rows of a minibatch count is known before its gradient, and so is how far IMPALA's bootstraps reach."""
-    agent = {"ppo": small_ppo(), "impala": impala.make(impala.Config(hidden_sizes=(16,), num_minibatches=2))}[name]
-    text = text_of_learning(agent)
-    rounds = STEPS if name == "ppo" else 2
+    small_impala = impala.make(impala.Config(hidden_sizes=(16,), num_minibatches=2))
+    text = text_of_learning({"ppo": small_ppo(), "pqn": small_pqn(), "impala": small_impala}[name])
+    rounds = 2 if name == "impala" else STEPS
     assert collectives_in_loops_of(text, rounds) == ["all-reduce"]
     assert not any(re.search(rf"\s{kind}(-start)?\(", text) for kind in FORBIDDEN)
 

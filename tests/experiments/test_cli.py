@@ -23,6 +23,7 @@ import jax
 import ppo_anakin
 import ppo_atari_anakin
 import ppo_sebulba
+import pqn_anakin
 import pytest
 import replay
 import sac_anakin
@@ -30,7 +31,7 @@ import td3_anakin
 
 import podium
 from podium import presets
-from podium.agents import a2c, apex, dqn, impala, ppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, sac, td3
 from podium.checkpoint import CheckpointError
 from podium.commands import cache
 from podium.commands.console import REFUSED, guard, read_options
@@ -42,6 +43,7 @@ SCRIPTS = {"ppo": (ppo_anakin, ppo, presets.PPO), "dqn": (dqn_anakin, dqn, prese
 OTHERS = {
     "impala": (impala_anakin, impala, presets.IMPALA),
     "a2c": (a2c_anakin, a2c, presets.A2C),
+    "pqn": (pqn_anakin, pqn, presets.PQN),
     "sac": (sac_anakin, sac, presets.SAC),
     "td3": (td3_anakin, td3, presets.TD3),
     "ppo on the CPU": (ppo_sebulba, ppo, presets.PPO_SEBULBA),

@@ -12,7 +12,7 @@ import pytest
 
 import podium
 from podium.agent import Agent
-from podium.agents import a2c, apex, dqn, impala, ppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, sac, td3
 
 TOLERANCE = 1e-6
 NUM_ENVS, LENGTH = 16, 8
@@ -33,6 +33,11 @@ def small_ppo(**changes: Any) -> Agent:
 
 def small_impala(**changes: Any) -> Agent:
     return impala.make(impala.Config(hidden_sizes=(16,), num_minibatches=2, **changes))
+
+
+def small_pqn(**changes: Any) -> Agent:
+    config = pqn.Config(hidden_sizes=(16,), num_minibatches=2, learning_rate=1e-3, epsilon_decay_steps=500)
+    return pqn.make(dataclasses.replace(config, **changes))
 
 
 def small_dqn(algorithm: Any = dqn, **changes: Any) -> Agent:
@@ -72,6 +77,9 @@ CASES = {
     "a2c": Case(lambda: a2c.make(a2c.Config(hidden_sizes=(16,))), "podium/Catch", 5),
     "impala": Case(small_impala, "podium/Catch", 5, quick=("single",)),
     "impala-gru": Case(lambda: small_impala(memory="gru", memory_size=16), "podium/RepeatFirst", 5),
+    "pqn": Case(small_pqn, "podium/Catch", 5, quick=(8, "single")),
+    "pqn-normalized": Case(lambda: small_pqn(normalize_obs=True, anneal_steps=10_000), "CartPole-v1", 5),
+    "pqn-gru": Case(lambda: small_pqn(memory="gru", memory_size=16), "podium/RepeatFirst", 5),
     "dqn": Case(lambda: small_dqn(double=False), "podium/Catch", 26),
     "dqn-3-step-double-dueling": Case(
         lambda: small_dqn(n_step=3, dueling=True), "podium/Catch", 26, quick=(8, "single")

@@ -16,7 +16,7 @@ import pytest
 import podium
 from podium import keys
 from podium.agent import Agent, policy_leaves
-from podium.agents import a2c, apex, dqn, impala, ppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, sac, td3
 from podium.evaluate import make_evaluator
 from podium.evolve import centered_ranks
 from podium.host import on_host
@@ -29,6 +29,7 @@ AGENTS: dict[str, Agent] = {
     "ppo gru": ppo.make(ppo.Config(hidden_sizes=(16,), memory="gru", memory_size=8)),
     "a2c": a2c.make(a2c.Config(hidden_sizes=(16,))),
     "impala": impala.make(impala.Config(hidden_sizes=(16,))),
+    "pqn": pqn.make(pqn.Config(hidden_sizes=(16,))),
     "dqn": dqn.make(dqn.Config(hidden_sizes=(16,))),
     "apex": apex.make(apex.Config(hidden_sizes=(16,))),
 }
@@ -123,6 +124,8 @@ POLICIES: dict[str, tuple[Agent, Any]] = {
     "ppo, squashed": (ppo.make(ppo.Config(squash=True, **SIZES)), BOX),
     "sac": (sac.make(sac.Config(hidden_sizes=(8,), normalize_obs=True)), BOX),
     "td3": (td3.make(td3.Config(hidden_sizes=(8,))), BOX),
+    "pqn": (pqn.make(pqn.Config(hidden_sizes=(8,), normalize_obs=True)), DiscreteSpec(2)),
+    "pqn gru": (pqn.make(pqn.Config(memory="gru", **SIZES)), DiscreteSpec(2)),
     "dqn": (dqn.make(dqn.Config(hidden_sizes=(8,))), DiscreteSpec(2)),
     # Duelling would compute actions from the value too, though no argmax differs with it.
     "apex": (apex.make(apex.Config(hidden_sizes=(8,), dueling=False)), DiscreteSpec(2)),

@@ -13,7 +13,7 @@ import pytest
 
 import podium
 from podium.agent import Agent
-from podium.agents import a2c, apex, dqn, impala, ppo
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn
 from podium.host import on_host
 from podium.ops.counts import Count
 
@@ -26,6 +26,8 @@ AGENTS: dict[str, tuple[Agent, int]] = {
     "ppo gru": (ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2, memory="gru", memory_size=16)), 3),
     "a2c": (a2c.make(a2c.Config(hidden_sizes=(16,))), 3),
     "impala": (impala.make(impala.Config(hidden_sizes=(16,))), 3),
+    "pqn": (pqn.make(pqn.Config(hidden_sizes=(16,), num_minibatches=4)), 3),
+    "pqn gru": (pqn.make(pqn.Config(hidden_sizes=(16,), num_minibatches=2, memory="gru", memory_size=16)), 3),
     "dqn": (
         dqn.make(dqn.Config(hidden_sizes=(16,), batch_size=32, num_updates=2, min_replay_size=256, n_step=3)),
         6,

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import podium
 from podium import layout
 from podium.agent import Agent
-from podium.agents import a2c, apex, dqn, impala, ppo
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn
 from podium.checkpoint import Checkpoints
 from podium.devices import make_mesh
 from podium.types import DiscreteSpec
@@ -58,6 +58,7 @@ AGENTS: dict[str, tuple[Callable[[], Agent], str]] = {
         lambda: impala.make(impala.Config(hidden_sizes=(128,), memory="gru", memory_size=128)),
         "podium/RepeatFirst",
     ),
+    "pqn": (lambda: pqn.make(pqn.Config(hidden_sizes=HIDDEN, num_minibatches=2)), "podium/Catch"),
     "dqn": (wide_dqn, "podium/Catch"),
     "apex": (lambda: wide_dqn(apex), "podium/Catch"),
 }

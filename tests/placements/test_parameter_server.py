@@ -19,7 +19,7 @@ import pytest
 import podium
 from podium import keys, replay
 from podium.agent import Agent
-from podium.agents import a2c, dqn, impala, ppo
+from podium.agents import a2c, dqn, impala, ppo, pqn
 from podium.env import Env
 from podium.placement.actors.actor import make_acting
 from podium.placement.actors.gradients import GradientFunctions
@@ -39,6 +39,8 @@ AGENTS: dict[str, tuple[Agent, int, int]] = {
     "ppo gru": (ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2, memory="gru", memory_size=16)), 8, 3),
     "a2c": (a2c.make(a2c.Config(hidden_sizes=(16,))), 8, 3),
     "impala": (impala.make(impala.Config(hidden_sizes=(16,))), 8, 3),
+    "pqn": (pqn.make(pqn.Config(hidden_sizes=(16,), num_minibatches=4)), 8, 3),
+    "pqn gru": (pqn.make(pqn.Config(hidden_sizes=(16,), num_minibatches=2, memory="gru", memory_size=16)), 8, 3),
     "dqn": (dqn.make(dqn.Config(hidden_sizes=(16,), batch_size=32, min_replay_size=64, buffer_capacity=1024)), 1, 14),
 }
 

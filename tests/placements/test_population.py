@@ -13,7 +13,7 @@ import pytest
 
 import podium
 from podium.__main__ import main
-from podium.agents import apex, dqn, impala, ppo, sac, td3
+from podium.agents import apex, dqn, impala, ppo, pqn, sac, td3
 from podium.env import auto_reset
 from podium.exploit import Bounds, bounds_of, exploit, explore, first_settings
 from podium.lineage import ancestors
@@ -32,6 +32,7 @@ OFF_POLICY: dict[str, Any] = {
 AGENTS: dict[str, Any] = {
     "ppo": ppo.make(ppo.Config(hidden_sizes=(8,), num_epochs=1, num_minibatches=2)),
     "impala": impala.make(impala.Config(hidden_sizes=(8,))),
+    "pqn": pqn.make(pqn.Config(hidden_sizes=(8,), num_minibatches=4)),
     "dqn": dqn.make(dqn.Config(hidden_sizes=(8,), **REPLAY)),
     "apex": apex.make(apex.Config(hidden_sizes=(8,), **REPLAY)),
     "sac": sac.make(sac.Config(hidden_sizes=(8,), **OFF_POLICY)),

@@ -17,7 +17,7 @@ import pytest
 
 import podium
 from podium.agent import Agent
-from podium.agents import a2c, apex, dqn, impala, ppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, sac, td3
 from podium.envs import make
 from podium.host import HostEnv, HostEnvFactory, on_host
 from podium.placement.threads.channels import LatestParams
@@ -31,6 +31,8 @@ AGENTS: dict[str, tuple[Agent, int, int]] = {
     "ppo gru": (ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2, memory="gru", memory_size=16)), 8, 3),
     "a2c": (a2c.make(a2c.Config(hidden_sizes=(16,))), 8, 3),
     "impala lstm": (impala.make(impala.Config(hidden_sizes=(16,), memory="lstm", memory_size=16)), 8, 3),
+    "pqn": (pqn.make(pqn.Config(hidden_sizes=(16,), num_minibatches=4, epsilon_decay_steps=100)), 8, 3),
+    "pqn gru": (pqn.make(pqn.Config(hidden_sizes=(16,), num_minibatches=2, memory="gru", memory_size=16)), 8, 3),
     "dqn": (dqn.make(dqn.Config(hidden_sizes=(16,), batch_size=32, min_replay_size=64, buffer_capacity=1024)), 1, 14),
     "apex": (
         apex.make(apex.Config(hidden_sizes=(16,), batch_size=32, min_replay_size=64, buffer_capacity=1024)),

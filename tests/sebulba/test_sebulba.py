@@ -20,7 +20,7 @@ import pytest
 
 import podium
 from podium.agent import ActOutput, Agent
-from podium.agents import a2c, apex, dqn, impala, ppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, sac, td3
 from podium.host import HostEnv, HostEnvFactory, on_host
 from podium.placement.actors.host import CompiledHostActing, HostActing
 from podium.placement.threads.channels import LatestParams
@@ -36,6 +36,8 @@ AGENTS: dict[str, tuple[Agent, int, int]] = {
     "impala": (impala.make(impala.Config(hidden_sizes=(16,))), 8, 3),
     "impala lstm": (impala.make(impala.Config(hidden_sizes=(16,), memory="lstm", memory_size=16)), 8, 3),
     "impala squashed": (impala.make(impala.Config(hidden_sizes=(16,), squash=True)), 8, 3),
+    "pqn": (pqn.make(pqn.Config(hidden_sizes=(16,), num_minibatches=4, epsilon_decay_steps=100)), 8, 3),
+    "pqn gru": (pqn.make(pqn.Config(hidden_sizes=(16,), num_minibatches=2, memory="gru", memory_size=16)), 8, 3),
     "dqn": (dqn.make(dqn.Config(**SMALL)), 1, 14),
     "apex": (apex.make(apex.Config(num_actors=8, **SMALL)), 1, 14),
     "sac": (sac.make(sac.Config(updates_per_step=0.25, warmup_steps=40, **SMALL)), 1, 14),
@@ -57,7 +59,7 @@ def run(
         program.close()
 
 
-NIGHTLY = ("ppo gru", "impala squashed", "apex", "td3")
+NIGHTLY = ("ppo gru", "impala squashed", "pqn gru", "apex", "td3")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in NIGHTLY)) for name in AGENTS])
