@@ -108,6 +108,8 @@ def _optimum(value: float) -> Published:
     return Published(value, "the optimum")
 
 
+_PQN_MINATAR = "The settings are the PQN authors'; their figures are drawings only, so one of PPO's stands beside it."
+
 PUREJAXRL_BREAKOUT = Published(60.7, "PureJaxRL's ppo.py (31756b1), three seeds here, 10M steps: 88, 58, 36")
 
 PONG = Published(20.7, "Schulman et al. 2017, table 6: the last 100 training episodes, 10M steps, three seeds")
@@ -146,6 +148,20 @@ ROWS: tuple[Row, ...] = (
     Row("impala", "podium/Catch", "catch", published=_optimum(1)),
     Row("impala", "podium/RepeatFirst", "repeat-first", published=_optimum(1)),
     Row("impala", "MemoryChain-bsuite", "memory-chain", published=_optimum(1)),
+    Row(
+        *("pqn", "CartPole-v1", "cartpole"),
+        published=_optimum(500),
+        seeds=8,
+        remark="The PQN authors' settings, annealed over 150,000 steps in place of 500,000.",
+    ),
+    Row("pqn", "Breakout-MinAtar", "breakout-minatar", published=PUREJAXRL_BREAKOUT, remark=_PQN_MINATAR),
+    Row("pqn", "Asterix-MinAtar", "asterix-minatar", published=_gymnax(15), remark=_PQN_MINATAR),
+    Row("pqn", "Freeway-MinAtar", "freeway-minatar", published=_gymnax(58), remark=_PQN_MINATAR),
+    Row("pqn", "SpaceInvaders-MinAtar", "space-invaders-minatar", published=_gymnax(131), remark=_PQN_MINATAR),
+    Row("pqn", "Seaquest-MinAtar", "seaquest-minatar", remark="The settings are the PQN authors'."),
+    Row("pqn", "podium/Catch", "catch", published=_optimum(1)),
+    Row("pqn", "podium/RepeatFirst", "repeat-first", published=_optimum(1)),
+    Row("pqn", "MemoryChain-bsuite", "memory-chain", published=_optimum(1)),
     Row(
         *("dqn", "CartPole-v1", "cartpole"),
         published=_zoo(500, "50k"),

@@ -8,7 +8,7 @@ import pytest
 
 import podium
 from podium.agent import Agent
-from podium.agents import a2c, apex, dqn, impala, ppo
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(1800)]
 
@@ -25,6 +25,31 @@ def test_ppo_solves_cartpole_with_every_seed() -> None:
     agent = ppo.make(ppo.Config(learning_rate=2.5e-3, anneal_steps=500_000, clip_epsilon=0.1))
     returns = eval_returns(agent, "CartPole-v1", 8, num_steps=500_000, num_envs=16, rollout_length=128)
     assert sum(value >= 475 for value in returns) == 8, returns
+
+
+def test_pqn_solves_cartpole_with_every_seed_in_150_000_steps() -> None:
+    config = pqn.Config(
+        learning_rate=1e-4,
+        anneal_steps=150_000,
+        q_lambda=0.95,
+        num_epochs=4,
+        num_minibatches=16,
+        epsilon_end=0.2,
+        epsilon_decay_steps=30_000,
+        reward_scale=0.1,
+        hidden_sizes=(256, 256),
+    )
+    returns = eval_returns(pqn.make(config), "CartPole-v1", 8, num_steps=150_000, num_envs=32, rollout_length=64)
+    assert sum(value >= 475 for value in returns) == 8, returns
+
+
+def test_pqn_with_memory_remembers_with_every_seed() -> None:
+    config = pqn.Config(
+        learning_rate=1e-3, q_lambda=0.95, num_epochs=4, num_minibatches=8, epsilon_decay_steps=100_000, memory="gru"
+    )
+    sizes = {"num_steps": 300_000, "num_envs": 64, "rollout_length": 16}
+    returns = eval_returns(pqn.make(config), "podium/RepeatFirst", 3, **sizes)
+    assert min(returns) >= 0.95, returns
 
 
 def test_dqn_solves_cartpole_with_seven_seeds_of_eight() -> None:

@@ -29,7 +29,6 @@ AGENTS: dict[str, Agent] = {
     "ppo gru": ppo.make(ppo.Config(hidden_sizes=(16,), memory="gru", memory_size=8)),
     "a2c": a2c.make(a2c.Config(hidden_sizes=(16,))),
     "impala": impala.make(impala.Config(hidden_sizes=(16,))),
-    "pqn": pqn.make(pqn.Config(hidden_sizes=(16,))),
     "dqn": dqn.make(dqn.Config(hidden_sizes=(16,))),
     "apex": apex.make(apex.Config(hidden_sizes=(16,))),
 }
