@@ -77,7 +77,7 @@ CASES = {
     "a2c": Case(lambda: a2c.make(a2c.Config(hidden_sizes=(16,))), "podium/Catch", 5),
     "impala": Case(small_impala, "podium/Catch", 5, quick=("single",)),
     "impala-gru": Case(lambda: small_impala(memory="gru", memory_size=16), "podium/RepeatFirst", 5),
-    "pqn": Case(small_pqn, "podium/Catch", 5, quick=(8, "single")),
+    "pqn": Case(small_pqn, "podium/Catch", 5, quick=(8,)),
     "pqn-normalized": Case(lambda: small_pqn(normalize_obs=True, anneal_steps=10_000), "CartPole-v1", 5),
     "pqn-gru": Case(lambda: small_pqn(memory="gru", memory_size=16), "podium/RepeatFirst", 5),
     "dqn": Case(lambda: small_dqn(double=False), "podium/Catch", 26),
