@@ -7,7 +7,8 @@ actions, feed-forward and recurrent. Deliberate differences from the authors' co
 
 - Episodes cut by a time limit are bootstrapped from their true last observation; there they count as terminated.
 - With memory, too, the targets are computed once an iteration, from the values acted with, and the last step of a
-  rollout is learnt from; there they are computed anew in every gradient step, without it. The last action reaches the
+  rollout is learnt from; there they are computed anew in every gradient step, without it. Sequences begin with their
+  rollout and the memory it began with; there a window of earlier steps may precede them. The last action reaches the
   memory where the environment shows it (`podium.envs.wrappers.show_last_action`).
 - Observations are normalised by running statistics, on request, in place of a BatchNorm; planes of 0 and 1 are not
   divided by 255.
