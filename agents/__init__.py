@@ -12,9 +12,24 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from podium.agent import Agent
-from podium.agents import a2c, apex, describe, dqn, impala, ppo, pqn, sac, td3
+from podium.agents import a2c, apex, describe, dqn, impala, ppo, pqn, reppo, sac, td3
 
-__all__ = ["Entry", "a2c", "apex", "dqn", "get", "impala", "make", "names", "ppo", "pqn", "register", "sac", "td3"]
+__all__ = [
+    "Entry",
+    "a2c",
+    "apex",
+    "dqn",
+    "get",
+    "impala",
+    "make",
+    "names",
+    "ppo",
+    "pqn",
+    "register",
+    "reppo",
+    "sac",
+    "td3",
+]
 
 
 class Entry(NamedTuple):
@@ -38,6 +53,7 @@ _entries: dict[str, Entry] = {
     "impala": Entry(impala.make, impala.Config, describe.of_impala),
     "ppo": Entry(ppo.make, ppo.Config, describe.of_ppo),
     "pqn": Entry(pqn.make, pqn.Config, describe.of_pqn),
+    "reppo": Entry(reppo.make, reppo.Config, describe.of_reppo),
     "sac": Entry(sac.make, sac.Config, describe.of_sac),
     "td3": Entry(td3.make, td3.Config, describe.of_td3),
 }

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, reppo, sac, td3
 from podium.networks import ActorCriticConfig
 
 
@@ -16,6 +16,18 @@ def of_ppo(config: ppo.Config, num_envs: int, rollout_length: int) -> Mapping[st
         "learning rate": _rate(config.learning_rate, "adam", config.anneal_steps),
         **_memory(config),
         **_passes(config, num_envs, rollout_length),
+    }
+
+
+def of_reppo(config: reppo.Config, num_envs: int, rollout_length: int) -> Mapping[str, str]:
+    """Describe REPPO's minibatches and passes, and what its critic can tell."""
+    steps = num_envs * rollout_length
+    return {
+        "learning rate": _rate(config.learning_rate, "adam", config.anneal_steps),
+        "batch": f"{steps:,} steps",
+        "minibatch": f"{steps // config.num_minibatches:,} steps, {config.num_minibatches} a pass, "
+        f"{config.num_epochs} passes",
+        "values": f"{config.value_min:g} to {config.value_max:g}, in {config.num_bins} bins",
     }
 
 

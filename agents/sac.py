@@ -24,7 +24,7 @@ import optax
 
 from podium import replay
 from podium.agent import ActOutput, Agent, Aux, Plan
-from podium.continuous import Params, critic_ensemble, gaussian_policy, random_actions
+from podium.continuous import Params, critic_ensemble, gaussian_policy, random_actions, seeing
 from podium.networks import Network
 from podium.ops import optimizers, statistics
 from podium.ops.bounds import Bounds
@@ -81,6 +81,10 @@ class Config:
     """Units of each hidden layer, of policy and critics."""
     activation: str = "relu"
     """Nonlinearity of hidden layers: tanh, relu, silu, gelu or elu."""
+    actor_obs: str = ""
+    """Which part of observations that are a dictionary the policy sees, such as "state"; empty for all of them."""
+    critic_obs: str = ""
+    """Which part the critics see, such as "privileged_state"; empty for all of them."""
 
 
 class Parts(NamedTuple):
@@ -175,6 +179,7 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
     sizes = config.hidden_sizes, config.activation, config.dtype
     policy = gaussian_policy(*sizes) if policy is None else policy
     critic = critic_ensemble(config.num_critics, *sizes) if critic is None else critic
+    policy, critic = seeing(policy, critic, config.actor_obs, config.critic_obs)
     adam = optimizers.make("adam", config.adam_eps, config.max_grad_norm)
     unbounded_adam = optimizers.make("adam", config.adam_eps)
     algorithms = Parts(adam, adam, unbounded_adam)

@@ -112,6 +112,10 @@ _PQN_MINATAR = "The settings are the PQN authors'; their figures are drawings on
 
 PUREJAXRL_BREAKOUT = Published(60.7, "PureJaxRL's ppo.py (31756b1), three seeds here, 10M steps: 88, 58, 36")
 
+PLAYGROUND = Published(
+    861, "REPPO's own curves (cvoelcker/reppo, a7ab85b), 50M steps, layers of 512; Playground's Brax PPO: 693, SAC: 857"
+)
+
 PONG = Published(20.7, "Schulman et al. 2017, table 6: the last 100 training episodes, 10M steps, three seeds")
 
 
@@ -181,6 +185,15 @@ ROWS: tuple[Row, ...] = (
         *("td3", "Pendulum-v1", "pendulum"),
         published=_zoo(-151.9, "20k"),
         remark="Half the zoo's steps, layers of 64 for its 400 and 300.",
+    ),
+    Row(
+        *("reppo", "Pendulum-v1", "pendulum"),
+        published=_zoo(-172.2, "100k, of PPO"),
+    ),
+    Row(
+        *("reppo", "mjx/CartpoleSwingup", "mjx-cartpole-swingup"),
+        published=PLAYGROUND,
+        remark="A fiftieth of the published steps, layers of 64. Two of five seeds end below: a defect to find.",
     ),
     _evolution("CartPole-v1", "--num-envs 256 --rollout-length 500 --num-steps 6400000", _optimum(500)),
     _evolution(

@@ -1,4 +1,4 @@
-"""Continuous control: policies in [-1, 1]^A, an ensemble of critics of observations and actions, and what acting needs.
+"""Continuous control: policies in [-1, 1]^A, critics of observations and actions, and what acting needs.
 
 What they compute with are actions in [-1, 1]; `podium.ops.bounds.Bounds` says what these are in an environment's units.
 Layers are initialised as LeCun's (uniform), as Brax does: orthogonal weights of several critics at once would be a
@@ -13,13 +13,15 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from podium.networks import Network, Unroll, apply_linear, apply_value, sum_once
+from podium.networks import Network, Unroll, apply_linear, apply_value, network_seeing, sum_once
 from podium.ops.bounds import Bounds
 from podium.ops.distributions import TanhNormal
+from podium.ops.histogram import Histogram
 from podium.ops.statistics import RunningStats
 from podium.ranges import check_choice, check_value
-from podium.torsos import ACTIVATIONS, DTYPES, MLP, apply_module, check_sizes, flatten_obs, obs_width
+from podium.torsos import ACTIVATIONS, DTYPES, MLP, apply_module, check_sizes, flatten_obs, obs_width, part_of_obs
 from podium.types import Array, EnvSpec, Key, PyTree
 
 LOG_STD = (-5.0, 2.0)
@@ -41,7 +43,11 @@ def random_actions(keys: Key, bounds: Bounds) -> Array:
 
 
 def gaussian_policy(
-    hidden_sizes: Sequence[int] = (256, 256), activation: str = "relu", dtype: str = "float32"
+    hidden_sizes: Sequence[int] = (256, 256),
+    activation: str = "relu",
+    dtype: str = "float32",
+    layer_norm: bool = False,
+    log_std: float = sum(LOG_STD) / 2,
 ) -> Network:
     """Make a stochastic policy, whose mean and deviation are linear heads of one MLP.
 
@@ -49,6 +55,8 @@ def gaussian_policy(
       hidden_sizes: units of each hidden layer.
       activation: one of `podium.torsos.ACTIVATIONS`.
       dtype: that hidden layers compute in, "float32" or "bfloat16"; heads compute in float32.
+      layer_norm: whether hidden layers are normalised.
+      log_std: about which log standard deviations begin, within `LOG_STD`.
 
     Returns:
       a `Network` without memory, whose output is `TanhNormal` of [..., A]; for actions that are a vector (A,).
@@ -56,20 +64,24 @@ def gaussian_policy(
     Raises:
       ValueError: for an unknown name, or sizes that are not positive.
     """
-    mlp = _mlp(hidden_sizes, activation, dtype)
+    mlp = _mlp(hidden_sizes, activation, dtype, layer_norm)
+    low, high = LOG_STD
 
     def init(key: Key, spec: EnvSpec) -> PyTree:
         torso_key, mean_key, std_key = jax.random.split(key, 3)
         (size,) = spec.action.shape
+        std = _linear(std_key, mlp.hidden_sizes[-1], size)
         return {
             "torso": mlp.init(torso_key, jnp.zeros((1, obs_width(spec)))),
             "mean": _linear(mean_key, mlp.hidden_sizes[-1], size),
-            "log_std": _linear(std_key, mlp.hidden_sizes[-1], size),
+            "log_std": {
+                **std,
+                "bias": std["bias"] + np.arctanh(2.0 * (log_std - low) / (high - low) - 1.0, dtype=np.float32),
+            },
         }
 
     def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> TanhNormal:
         x = _features(mlp, params["torso"], obs, first.ndim)
-        low, high = LOG_STD
         log_std = low + 0.5 * (high - low) * (1.0 + jnp.tanh(apply_linear(params["log_std"], x)))
         return TanhNormal(apply_linear(params["mean"], x), log_std)
 
@@ -128,9 +140,7 @@ def critic_ensemble(
         return jax.vmap(one)(jax.random.split(key, num_critics))
 
     def unroll(params: PyTree, memory: PyTree, obs: tuple[PyTree, Array], first: Array) -> Array:
-        seen, action = obs
-        width = params["torso"]["params"]["Dense_0"]["kernel"].shape[-2] - action.shape[-1]
-        inputs = jnp.concatenate([flatten_obs(seen, first.ndim, width), action], axis=-1)
+        inputs = _side_by_side(params["torso"], *obs)
 
         def one(params: PyTree) -> Array:
             x = apply_module(mlp, params["torso"], inputs).astype(jnp.float32)
@@ -141,16 +151,104 @@ def critic_ensemble(
     return _network(init, unroll)
 
 
-def _mlp(hidden_sizes: Sequence[int], activation: str, dtype: str) -> MLP:
+def seeing(policy: Network, critic: Network, actor_obs: str, critic_obs: str) -> tuple[Network, Network]:
+    """Return a policy and a critic that each see one part of every observation, and nothing of the others.
+
+    Args:
+      policy: of observations.
+      critic: of pairs `(obs, action)`.
+      actor_obs: name of the policy's part of observations that are a dictionary; empty for all of them.
+      critic_obs: likewise of the critic's.
+
+    Returns:
+      both; their `init` raises ValueError where there is no such part, see `podium.torsos.part_of_spec`.
+    """
+    part_of_pair = lambda pair, name: (part_of_obs(pair[0], name), pair[1])
+    sees = network_seeing(critic, critic_obs, "critic_obs", part_of_pair)
+    return network_seeing(policy, actor_obs, "actor_obs"), sees
+
+
+class Judgement(NamedTuple):
+    """Output of `predictive_critic`, of states and actions: `logits` [..., Z] of a histogram of values.
+
+    And `features` [..., F], and a `prediction` [..., F + 1] of those of the next state and action, and of the reward.
+    """
+
+    logits: Array
+    features: Array
+    prediction: Array
+
+
+def predictive_critic(
+    histogram: Histogram,
+    hidden_sizes: Sequence[int] = (512, 512),
+    activation: str = "silu",
+    dtype: str = "float32",
+    layer_norm: bool = True,
+) -> Network:
+    """Make a critic whose values are a histogram, and which predicts what comes of an action in its own features.
+
+    An MLP of observation and action side by side gives features; each of two heads, a hidden layer and a linear one,
+    gives a part of a `Judgement` of these.
+
+    Args:
+      histogram: of the values, Z bins; those of a critic that has learnt nothing lie nearly all in the bin of 0.
+      hidden_sizes: units of each hidden layer before the features, F the last of them.
+      activation: as of `gaussian_policy`, likewise all that follow.
+      dtype: that hidden layers compute in.
+      layer_norm: whether hidden layers are normalised.
+
+    Returns:
+      a `Network` without memory, whose `obs` are a pair `(obs, action [..., A])` and whose output is a `Judgement`.
+
+    Raises:
+      ValueError: for an unknown name, or sizes that are not positive.
+    """
+    mlp = _mlp(hidden_sizes, activation, dtype, layer_norm)
+    width = mlp.hidden_sizes[-1]
+    hidden = _mlp((width,), activation, dtype, layer_norm)
+
+    def init_head(key: Key, outputs: int) -> PyTree:
+        hidden_key, output_key = jax.random.split(key)
+        return {"hidden": hidden.init(hidden_key, jnp.zeros((1, width))), "output": _linear(output_key, width, outputs)}
+
+    def init(key: Key, spec: EnvSpec) -> PyTree:
+        torso_key, value_key, prediction_key = jax.random.split(key, 3)
+        (size,) = spec.action.shape
+        value = init_head(value_key, histogram.num_bins)
+        value["output"]["bias"] = 40.0 * histogram.project(jnp.zeros(()))
+        return {
+            "torso": mlp.init(torso_key, jnp.zeros((1, obs_width(spec) + size))),
+            "value": value,
+            "prediction": init_head(prediction_key, width + 1),
+        }
+
+    def head(params: PyTree, x: Array) -> Array:
+        return apply_linear(params["output"], apply_module(hidden, params["hidden"], x).astype(jnp.float32))
+
+    def unroll(params: PyTree, memory: PyTree, obs: tuple[PyTree, Array], first: Array) -> Judgement:
+        features = apply_module(mlp, params["torso"], _side_by_side(params["torso"], *obs)).astype(jnp.float32)
+        return Judgement(head(params["value"], features), features, head(params["prediction"], features))
+
+    return _network(init, unroll)
+
+
+def _mlp(hidden_sizes: Sequence[int], activation: str, dtype: str, layer_norm: bool = False) -> MLP:
     check_choice("activation", activation, tuple(ACTIVATIONS))
     check_choice("dtype", dtype, DTYPES)
     check_sizes("hidden_sizes", hidden_sizes)
-    return MLP(tuple(hidden_sizes), activation, jnp.dtype(dtype), nn.initializers.lecun_uniform())
+    return MLP(tuple(hidden_sizes), activation, jnp.dtype(dtype), nn.initializers.lecun_uniform(), layer_norm)
 
 
 def _linear(key: Key, inputs: int, outputs: int) -> PyTree:
     kernel = nn.initializers.lecun_uniform()(key, (inputs, outputs), jnp.float32)
     return {"kernel": kernel, "bias": jnp.zeros(outputs, jnp.float32)}
+
+
+def _side_by_side(params: PyTree, obs: PyTree, action: Array) -> Array:
+    """Return observation and action [..., n], for a torso with these parameters."""
+    width = params["params"]["Dense_0"]["kernel"].shape[-2] - action.shape[-1]
+    return jnp.concatenate([flatten_obs(obs, action.ndim - 1, width), action], axis=-1)
 
 
 def _features(mlp: MLP, params: PyTree, obs: PyTree, leading: int) -> Array:

@@ -26,7 +26,7 @@ from podium.ops import returns
 from podium.ops.bounds import Bounds
 from podium.ops.distributions import Categorical, DiagGaussian, Policy, TanhNormal
 from podium.ranges import check_choice, check_value
-from podium.torsos import Torso, apply_module, check_sizes, make_torso
+from podium.torsos import Torso, apply_module, check_sizes, make_torso, part_of_obs, part_of_spec, seeing
 from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree, Trajectory
 
 NARROW = 5
@@ -140,6 +140,24 @@ def _flatten(tree: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
         return jax.tree.unflatten(structure, [found[i] for i in range(len(leaves))])
 
     return (vectors, others), restore
+
+
+def network_seeing(
+    network: Network, name: str, field: str, part: Callable[[PyTree, str], PyTree] = part_of_obs
+) -> Network:
+    """Return a network that sees one part of every observation, and nothing of the others.
+
+    Args:
+      network: that sees what it is given.
+      name: of the part; empty for all.
+      field: that says so, for a sentence; see `podium.torsos.part_of_spec`, which refuses what there is not.
+      part: `(obs, name) -> obs`, where the network's `obs` are more than observations.
+    """
+    return network._replace(
+        init=lambda key, spec: network.init(key, part_of_spec(spec, name, field)),
+        apply=lambda params, memory, obs, first: network.apply(params, memory, part(obs, name), first),
+        unroll=lambda params, memory, obs, first: network.unroll(params, memory, part(obs, name), first),
+    )
 
 
 class ActorCritic(NamedTuple):
@@ -258,6 +276,8 @@ def actor_critic(
     torso: str | nn.Module = "mlp",
     dtype: str = "float32",
     squash: bool = False,
+    actor_obs: str = "",
+    critic_obs: str = "",
 ) -> Network:
     """Make a policy and a value: two MLPs; or with convolutions or memory one torso, the memory, and two linear heads.
 
@@ -269,17 +289,27 @@ def actor_critic(
       torso: see `make_torso`.
       dtype: that torsos compute in; memory and heads compute in float32.
       squash: whether continuous actions are squashed into their bounds: the policy is a `TanhNormal`.
+      actor_obs: which part of an observation, a dictionary, the policy sees; empty for all of it.
+      critic_obs: which part the value sees, likewise.
 
     Returns:
       a `Network` whose output is `ActorCritic`.
 
     Raises:
-      ValueError: for an unknown name, or sizes that are not positive; from `init`, see `init_policy`.
+      ValueError: for an unknown name, sizes that are not positive, or parts that differ where one torso sees for both;
+        from `init`, see `init_policy` and `podium.torsos.part_of_spec`.
     """
     encoder = make_torso(torso, hidden_sizes, activation, dtype)
     cell = make_cell(memory, memory_size)
     if cell is None and not encoder.shared:
-        return _two_torso_actor_critic(encoder, squash)
+        sees = seeing(encoder, actor_obs, "actor_obs"), seeing(encoder, critic_obs, "critic_obs")
+        return _two_torso_actor_critic(*sees, squash)
+    if actor_obs != critic_obs:
+        raise ValueError(
+            f"actor_obs={actor_obs!r} and critic_obs={critic_obs!r} differ, but with memory or convolutions policy and "
+            "value share what sees; use memory='none' and torso='mlp', or the same part for both."
+        )
+    encoder = seeing(encoder, actor_obs, "actor_obs")
     return _shared_actor_critic(encoder, squash, cell)
 
 
@@ -302,27 +332,31 @@ class ActorCriticConfig:
     """Units of the memory, where there is one."""
     squash: bool = False
     """Whether continuous actions are squashed into their bounds by tanh; else the environment may cut them."""
+    actor_obs: str = ""
+    """Which part of observations that are a dictionary the policy sees, such as "state"; empty for all of them."""
+    critic_obs: str = ""
+    """Which part the value sees, such as "privileged_state"; empty for all of them."""
 
     def network(self) -> Network:
         """Build it; raises ValueError for an unknown name, or sizes that are not positive."""
         check_value("squash", self.squash, "flags", "False is usual")
         sizes = self.hidden_sizes, self.activation, self.memory, self.memory_size
-        return actor_critic(*sizes, self.torso, self.dtype, self.squash)
+        return actor_critic(*sizes, self.torso, self.dtype, self.squash, self.actor_obs, self.critic_obs)
 
 
-def _two_torso_actor_critic(torso: Torso, squash: bool) -> Network:
+def _two_torso_actor_critic(torso: Torso, critic: Torso, squash: bool) -> Network:
     def init(key: Key, spec: EnvSpec) -> PyTree:
         actor_key, critic_key, policy_key, value_key = jax.random.split(key, 4)
         return {
             "actor": torso.init(actor_key, spec),
-            "critic": torso.init(critic_key, spec),
+            "critic": critic.init(critic_key, spec),
             "policy": init_policy(policy_key, torso.width, spec, squash),
-            "value": _linear(value_key, torso.width, 1, 1.0),
+            "value": _linear(value_key, critic.width, 1, 1.0),
         }
 
     def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> ActorCritic:
         policy = apply_policy(params["policy"], torso.apply(params["actor"], obs, first.ndim))
-        value = apply_value(params["value"], torso.apply(params["critic"], obs, first.ndim))
+        value = apply_value(params["value"], critic.apply(params["critic"], obs, first.ndim))
         return ActorCritic(policy, value, params["policy"].get("bounds"))
 
     def apply(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[ActorCritic, PyTree]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -28,7 +30,7 @@ DTYPES = ("float32", "bfloat16")
 class MLP(nn.Module):
     """Dense layers with an activation after each; orthogonal initialisation of gain sqrt(2) unless told another.
 
-    With `layer_norm` what each layer gives is normalised before its activation (Ba et al. 2016).
+    With `layer_norm` each layer's outputs are normalised before its activation (Ba et al. 2016, arXiv 1607.06450).
     """
 
     hidden_sizes: Sequence[int]
@@ -66,6 +68,36 @@ def obs_width(spec: EnvSpec) -> int:
     if len(leaves) == 1 and isinstance(leaves[0], DiscreteSpec):
         return leaves[0].num_values
     return sum(math.prod(leaf.shape) for leaf in leaves)
+
+
+def part_of_obs(obs: PyTree, name: str) -> PyTree:
+    """Return the part of an observation, a dictionary, that is called `name`; all of it where that is empty."""
+    return obs[name] if name else obs
+
+
+def part_of_spec(spec: EnvSpec, name: str, field: str) -> EnvSpec:
+    """Return what an environment is to a network that sees `part_of_obs` of its observations.
+
+    Args:
+      spec: of the environment.
+      name: of the part; empty for all.
+      field: that says so, for a sentence.
+
+    Raises:
+      ValueError: the observations are no dictionary, or have no such part.
+    """
+    if not name:
+        return spec
+    if not isinstance(spec.obs, Mapping):
+        raise ValueError(f"{field}={name!r}: the observations of {spec.name} have no parts by name; leave {field} out.")
+    if name not in spec.obs:
+        near = difflib.get_close_matches(name, spec.obs, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"{field}={name!r} is no part of the observations of {spec.name}.{hint} They have: "
+            f"{', '.join(sorted(spec.obs))}."
+        )
+    return dataclasses.replace(spec, obs=spec.obs[name])
 
 
 class Torso(NamedTuple):
@@ -125,6 +157,14 @@ def make_torso(
         return apply_module(mlp, params, x).astype(jnp.float32)
 
     return Torso(mlp.hidden_sizes[-1], False, init, apply)
+
+
+def seeing(torso: Torso, name: str, field: str) -> Torso:
+    """Return a torso that sees one part of every observation, see `part_of_spec`, and nothing of the others."""
+    return torso._replace(
+        init=lambda key, spec: torso.init(key, part_of_spec(spec, name, field)),
+        apply=lambda params, obs, leading: torso.apply(params, part_of_obs(obs, name), leading),
+    )
 
 
 def _convolutional_torso(convolutions: nn.Module, mlp: MLP) -> Torso:

@@ -103,6 +103,7 @@ NIGHTLY = (
     "tests/test_learn.py::test_gradients_that_are_applied_one_by_one_are_what_learn_does[impala-",
     "tests/test_learn.py::test_gradients_that_are_applied_one_by_one_are_what_learn_does[apex-]",
     "tests/test_learn.py::test_gradients_that_are_applied_one_by_one_are_what_learn_does[pqn-",
+    "tests/test_learn.py::test_gradients_that_are_applied_one_by_one_are_what_learn_does[reppo-]",
     "tests/placements/test_local_sgd.py::test_the_number_of_devices_changes_nothing",
     "tests/placements/test_local_sgd.py::test_averaging_every_plain_gradient_step_is_the_global_gradient[ppo",
     "tests/placements/test_local_sgd.py::test_workers_differ_between_averages_and_are_one_after_them",

@@ -13,7 +13,7 @@ import pytest
 import podium
 from podium import rollout
 from podium.agent import fresh_carry, fresh_past
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, reppo, sac, td3
 from podium.learn import learn
 
 B, T, UPDATES = 8, 4, 3
@@ -119,6 +119,25 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, tuple[float, float]]]] = {
             "epsilon_spread": (1.0, 7.0),
         },
     ),
+    "reppo": (
+        reppo,
+        {"num_epochs": 1, "num_minibatches": 2, "num_bins": 21},
+        {
+            "learning_rate": (1e-3, 1e-2),
+            "gamma": (0.9, 0.99),
+            "anneal_steps": (1e3, 1e4),
+            "td_lambda": (0.5, 1.0),
+            "kl_bound": (0.05, 0.5),
+            "initial_kl_multiplier": (0.01, 1.0),
+            "initial_temperature": (0.01, 1.0),
+            "target_entropy_scale": (0.5, 1.0),
+            "value_min": (-50.0, -30.0),
+            "value_max": (0.0, 10.0),
+            "prediction_coef": (0.5, 1.0),
+            "max_grad_norm": (0.1, 1.0),
+            "adam_eps": (1e-5, 1e-3),
+        },
+    ),
     "sac": (
         sac,
         CONTINUOUS,
@@ -152,7 +171,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, tuple[float, float]]]] = {
 }
 
 
-ENVS = {module: podium.envs.make_pure("Pendulum-v1") for module in (sac, td3)}
+ENVS = {module: podium.envs.make_pure("Pendulum-v1") for module in (reppo, sac, td3)}
 
 
 def train(module: Any, sizes: dict[str, Any], numbers: dict[str, Any]) -> Any:

@@ -26,12 +26,13 @@ import ppo_sebulba
 import pqn_anakin
 import pytest
 import replay
+import reppo_anakin
 import sac_anakin
 import td3_anakin
 
 import podium
 from podium import presets
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, reppo, sac, td3
 from podium.checkpoint import CheckpointError
 from podium.commands import cache
 from podium.commands.console import REFUSED, guard, read_options
@@ -44,6 +45,7 @@ OTHERS = {
     "impala": (impala_anakin, impala, presets.IMPALA),
     "a2c": (a2c_anakin, a2c, presets.A2C),
     "pqn": (pqn_anakin, pqn, presets.PQN),
+    "reppo": (reppo_anakin, reppo, presets.REPPO),
     "sac": (sac_anakin, sac, presets.SAC),
     "td3": (td3_anakin, td3, presets.TD3),
     "ppo on the CPU": (ppo_sebulba, ppo, presets.PPO_SEBULBA),
@@ -115,7 +117,7 @@ def test_every_preset_makes_an_agent_and_an_environment(name: str) -> None:
         read = script.SCRIPT.read(["--preset", key])
         assert read.setup.env == preset.env in podium.envs.names()
         assert key in read.preset and preset.source in read.preset and preset.tuned_words in read.preset
-        found = {**read.agent, **read.train, **read.placement, "cpu_threads": read.setup.cpu_threads}
+        found = {**read.agent, **read.train, **read.placement, **dataclasses.asdict(read.setup)}
         assert {name: found[name] for name in preset.values} == preset.values, "every value reaches something"
         agent.make(agent.Config(**read.agent))
         num_envs = read.train["num_envs"]

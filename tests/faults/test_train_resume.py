@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import podium
-from podium.agents import dqn, ppo, pqn, sac, td3
+from podium.agents import dqn, ppo, pqn, reppo, sac, td3
 from podium.placement.compiled.chunk import CompiledLoop
 from podium.placement.contract import update_count
 from podium.schedule import Pace
@@ -42,12 +42,13 @@ AGENTS["pqn"] = pqn.make(
     )
 )
 AGENTS["pqn gru"] = pqn.make(pqn.Config(hidden_sizes=(16,), num_minibatches=2, memory="gru", memory_size=8))
+AGENTS["reppo"] = reppo.make(reppo.Config(hidden_sizes=(16,), num_epochs=1, num_minibatches=2, num_bins=21))
 for name, algorithm in {"sac": sac, "td3": td3}.items():
     sizes: Any = {"hidden_sizes": (16,), "batch_size": 32, "buffer_capacity": 1024, "min_replay_size": 256}
     AGENTS[name] = algorithm.make(
         algorithm.Config(updates_per_step=2 / STEPS, warmup_steps=200, policy_delay=2, normalize_obs=True, **sizes)
     )
-ENVS = {"sac": "Pendulum-v1", "td3": "Pendulum-v1", "pqn": "CartPole-v1"}
+ENVS = {"pqn": "CartPole-v1", "reppo": "Pendulum-v1", "sac": "Pendulum-v1", "td3": "Pendulum-v1"}
 TIMES = {"wall_seconds", "steps_per_second", "compile_seconds"}
 
 
@@ -104,7 +105,10 @@ Whole = tuple[str, int, podium.Result]
 @pytest.fixture(
     params=[
         *("ppo-1", "dqn-1", "dqn-8", "sac-1"),
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("ppo-8", "td3-1", "pqn-1", "pqn-8", "pqn gru-1")),
+        *(
+            pytest.param(x, marks=pytest.mark.slow)
+            for x in ("ppo-8", "reppo-1", "td3-1", "pqn-1", "pqn-8", "pqn gru-1")
+        ),
     ]
 )
 def whole(request: pytest.FixtureRequest, whole_runs: Callable[[str, int], podium.Result]) -> Whole:

@@ -16,7 +16,7 @@ import pytest
 import podium
 from podium import keys
 from podium.agent import Agent, policy_leaves
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, reppo, sac, td3
 from podium.evaluate import make_evaluator
 from podium.evolve import centered_ranks
 from podium.host import on_host
@@ -121,6 +121,7 @@ POLICIES: dict[str, tuple[Agent, Any]] = {
     "impala, one torso": (impala.make(impala.Config(torso="small_cnn", **SIZES)), BOX),
     # Bounds of actions are handed to actors, and are nobody's to move, though every action depends on them.
     "ppo, squashed": (ppo.make(ppo.Config(squash=True, **SIZES)), BOX),
+    "reppo": (reppo.make(reppo.Config(hidden_sizes=(8,))), BOX),
     "sac": (sac.make(sac.Config(hidden_sizes=(8,), normalize_obs=True)), BOX),
     "td3": (td3.make(td3.Config(hidden_sizes=(8,))), BOX),
     "pqn": (pqn.make(pqn.Config(hidden_sizes=(8,), normalize_obs=True)), DiscreteSpec(2)),

@@ -19,7 +19,7 @@ import pytest
 import podium
 from podium import keys, replay
 from podium.agent import Agent
-from podium.agents import a2c, dqn, impala, ppo, pqn
+from podium.agents import a2c, dqn, impala, ppo, pqn, reppo
 from podium.env import Env
 from podium.placement.actors.actor import make_acting
 from podium.placement.actors.gradients import GradientFunctions
@@ -34,6 +34,8 @@ NUM_ENVS = 8
 UNTRACED: Any = Agent(*[None] * 8)  # type: ignore[arg-type]
 """An agent that cannot be traced: what is refused of it is refused before."""
 
+# Adam's usual eps would make steps of the rounding that bins far from every value have for a gradient.
+REPPO: Any = {"hidden_sizes": (16,), "num_epochs": 2, "num_minibatches": 2, "num_bins": 21, "adam_eps": 1e-5}
 AGENTS: dict[str, tuple[Agent, int, int]] = {
     "ppo": (ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2, learning_rate=1e-3)), 8, 3),
     "ppo gru": (ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2, memory="gru", memory_size=16)), 8, 3),
@@ -41,6 +43,7 @@ AGENTS: dict[str, tuple[Agent, int, int]] = {
     "impala": (impala.make(impala.Config(hidden_sizes=(16,))), 8, 3),
     "pqn": (pqn.make(pqn.Config(hidden_sizes=(16,), num_minibatches=4)), 8, 3),
     "pqn gru": (pqn.make(pqn.Config(hidden_sizes=(16,), num_minibatches=2, memory="gru", memory_size=16)), 8, 3),
+    "reppo": (reppo.make(reppo.Config(**REPPO)), 8, 3),
     "dqn": (dqn.make(dqn.Config(hidden_sizes=(16,), batch_size=32, min_replay_size=64, buffer_capacity=1024)), 1, 14),
 }
 
@@ -92,8 +95,9 @@ QUICK = ("ppo",)
 )
 def test_with_one_worker_it_is_single(name: str) -> None:
     agent, length, updates = AGENTS[name]
-    ours, metrics = run(server(1), agent, length, updates)
-    single, single_metrics = run(podium.Single(), agent, length, updates)
+    env = podium.envs.make("Pendulum-v1") if name == "reppo" else None
+    ours, metrics = run(server(1), agent, length, updates, env)
+    single, single_metrics = run(podium.Single(), agent, length, updates, env)
     assert_equal(ours.agent, single.agent, 1e-6)
     assert_equal(ours.rollout[0], single.rollout, 1e-6)
     for key in single_metrics.keys() - {"env_seconds", "inference_seconds"}:

@@ -17,7 +17,7 @@ import pytest
 
 import podium
 from podium.agent import Agent
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, reppo, sac, td3
 from podium.envs import make
 from podium.host import HostEnv, HostEnvFactory, on_host
 from podium.placement.threads.channels import LatestParams
@@ -26,6 +26,10 @@ from podium.placement.threads.supervision import ActorError
 NUM_ENVS = 8
 REPLAY: dict[str, Any] = {"hidden_sizes": (16,), "batch_size": 32, "min_replay_size": 64, "buffer_capacity": 1024}
 
+# Adam's usual eps would make steps of the rounding that bins far from every value have for a gradient.
+REPPO: Any = {"hidden_sizes": (16,), "num_epochs": 2, "num_minibatches": 2, "num_bins": 21, "adam_eps": 1e-5}
+# Sums of squares of observations are of thousands, of which the absolute tolerance below is none.
+REPPO["normalize_obs"] = False
 AGENTS: dict[str, tuple[Agent, int, int]] = {
     "ppo": (ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2, learning_rate=1e-3)), 8, 3),
     "ppo gru": (ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2, memory="gru", memory_size=16)), 8, 3),
@@ -39,6 +43,7 @@ AGENTS: dict[str, tuple[Agent, int, int]] = {
         1,
         14,
     ),
+    "reppo": (reppo.make(reppo.Config(**REPPO)), 8, 3),
     "sac": (sac.make(sac.Config(updates_per_step=0.25, warmup_steps=40, **REPLAY)), 1, 14),
     "td3": (td3.make(td3.Config(updates_per_step=0.25, warmup_steps=40, **REPLAY)), 1, 14),
 }
@@ -58,7 +63,7 @@ def catch() -> Any:
 
 
 def env_of(name: str) -> Any:
-    return make("Pendulum-v1") if name in ("sac", "td3") else catch()
+    return make("Pendulum-v1") if name in ("reppo", "sac", "td3") else catch()
 
 
 def run(placement: Any, agent: Agent, length: int, updates: int, env: Any = None) -> tuple[Any, dict[str, Any]]:

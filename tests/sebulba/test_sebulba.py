@@ -20,7 +20,7 @@ import pytest
 
 import podium
 from podium.agent import ActOutput, Agent
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, reppo, sac, td3
 from podium.host import HostEnv, HostEnvFactory, on_host
 from podium.placement.actors.host import CompiledHostActing, HostActing
 from podium.placement.threads.channels import LatestParams
@@ -29,6 +29,10 @@ from podium.placement.threads.supervision import ActorError
 NUM_ENVS = 8
 SMALL: Any = {"hidden_sizes": (16,), "batch_size": 32, "min_replay_size": 64, "buffer_capacity": 1024}
 
+# Adam's usual eps would make steps of the rounding that bins far from every value have for a gradient.
+REPPO: Any = {"hidden_sizes": (16,), "num_epochs": 2, "num_minibatches": 2, "num_bins": 21, "adam_eps": 1e-5}
+# Sums of squares of observations are of thousands, of which the absolute tolerance below is none.
+REPPO["normalize_obs"] = False
 AGENTS: dict[str, tuple[Agent, int, int]] = {
     "ppo": (ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2, learning_rate=1e-3)), 8, 3),
     "ppo gru": (ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2, memory="gru", memory_size=16)), 8, 3),
@@ -40,10 +44,11 @@ AGENTS: dict[str, tuple[Agent, int, int]] = {
     "pqn gru": (pqn.make(pqn.Config(hidden_sizes=(16,), num_minibatches=2, memory="gru", memory_size=16)), 8, 3),
     "dqn": (dqn.make(dqn.Config(**SMALL)), 1, 14),
     "apex": (apex.make(apex.Config(num_actors=8, **SMALL)), 1, 14),
+    "reppo": (reppo.make(reppo.Config(**REPPO)), 8, 3),
     "sac": (sac.make(sac.Config(updates_per_step=0.25, warmup_steps=40, **SMALL)), 1, 14),
     "td3": (td3.make(td3.Config(updates_per_step=0.25, warmup_steps=40, **SMALL)), 1, 14),
 }
-PENDULUM = ("impala squashed", "sac", "td3")
+PENDULUM = ("impala squashed", "reppo", "sac", "td3")
 
 
 def run(
@@ -59,7 +64,7 @@ def run(
         program.close()
 
 
-NIGHTLY = ("ppo gru", "impala squashed", "pqn gru", "apex", "td3")
+NIGHTLY = ("ppo gru", "impala squashed", "pqn gru", "apex", "reppo", "td3")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in NIGHTLY)) for name in AGENTS])
