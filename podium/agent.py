@@ -95,12 +95,12 @@ class Settings(NamedTuple):
     Attributes:
       values: of each of the M settings the numbers that vary, by name of their field. The independent runs of a program
         are M times so many seeds, a setting's seeds side by side.
-      tell: `(State, index) -> State`: gives a fresh State the numbers of setting `index`, 0 to M - 1.
+      init: `(key, EnvSpec, index) -> State`: as `Agent.init`, of setting `index`, 0 to M - 1.
       bind: `(State) -> Agent`: the agent with the numbers that are in its State; of the same State, without `settings`.
     """
 
     values: tuple[dict[str, float], ...]
-    tell: Callable[[PyTree, Array], PyTree]
+    init: Callable[[Key, EnvSpec, Array], PyTree]
     bind: Callable[[PyTree], Any]
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium.agent import ActOutput, Agent, Aux, Plan, Settings
-from podium.types import Array, Key, PyTree, Trajectory
+from podium.types import Array, EnvSpec, Key, PyTree, Trajectory
 
 
 class Varied(NamedTuple):
@@ -64,11 +64,9 @@ def varied(make: Callable[[Any], Agent], config: Any, settings: Sequence[Mapping
     def of(numbers: Mapping[str, Array]) -> Agent:
         return make(dataclasses.replace(config, **numbers))
 
-    def init(key: Key, spec: Any) -> Varied:
-        return tell(Varied({}, base.init(key, spec), jnp.zeros((), bool)), jnp.int32(0))
-
-    def tell(state: Varied, index: Array) -> Varied:
-        return state._replace(numbers={name: jnp.asarray(values)[index] for name, values in table.items()})
+    def init(key: Key, spec: EnvSpec, index: Array) -> Varied:
+        numbers = {name: jnp.asarray(values)[index] for name, values in table.items()}
+        return Varied(numbers, of(numbers).init(key, spec), jnp.zeros((), bool))
 
     def actor(state: Varied) -> Params:
         return Params(state.numbers, of(state.numbers).actor(state.state))
@@ -98,7 +96,7 @@ def varied(make: Callable[[Any], Agent], config: Any, settings: Sequence[Mapping
         return Varied(dict.fromkeys(state.numbers, False), mask, False)  # type: ignore[arg-type]
 
     own: Agent = base._replace(
-        init=init,
+        init=lambda key, spec: init(key, spec, jnp.int32(0)),
         actor=actor,
         act=act,
         plan=plan,
@@ -119,7 +117,7 @@ def varied(make: Callable[[Any], Agent], config: Any, settings: Sequence[Mapping
             replay=agent.replay,
         )
 
-    return own._replace(settings=Settings(tuple(map(dict, settings)), tell, bind))
+    return own._replace(settings=Settings(tuple(map(dict, settings)), init, bind))
 
 
 def check_field(config: Any, name: str) -> None:

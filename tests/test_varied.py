@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import podium
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, sac
 from podium.varied import varied
 
 REPLAY: dict[str, Any] = {"batch_size": 16, "min_replay_size": 32, "buffer_capacity": 256, "num_updates": 2}
@@ -70,6 +70,17 @@ def test_each_setting_is_what_it_is_alone(name: str) -> None:
         for field, value in setting.items():
             np.testing.assert_allclose(state.numbers[field][mine], value, 1e-6)
     assert not state.diverged.any()
+
+
+def test_numbers_that_only_the_first_state_has_vary_too() -> None:
+    config = sac.Config(hidden_sizes=(4,), buffer_capacity=64, batch_size=4, min_replay_size=8)
+    settings = [{"initial_temperature": 0.5}, {"initial_temperature": 2.0}]
+    agent, env = varied(sac.make, config, settings), podium.envs.make("Pendulum-v1")
+    program = podium.Anakin(1).build(agent, env, num_envs=2, rollout_length=4, seeds=4)
+    begun = jax.device_get(program.agent_state(program.init(0)).state.params)
+    temperatures = [np.exp(x) for path, x in jax.tree_util.tree_leaves_with_path(begun) if "temperature" in str(path)]
+    assert temperatures, "SAC's parameters hold the temperature's logarithm"
+    np.testing.assert_allclose(temperatures[0], [0.5, 0.5, 2.0, 2.0], rtol=1e-6)
 
 
 def test_devices_hold_whole_runs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -54,15 +55,21 @@ def start_runs(key: Key, acting: Acting, sizes: Sizes, apart: bool = False) -> R
 
     Those of each of an agent's settings have the same seeds, so that settings compare; `apart`, all have their own.
     """
-    first = lambda key: start(key, acting, sizes)
     if sizes.seeds == 1:
-        return first(key)
+        return start(key, acting, sizes)
     settings, runs = acting.agent.settings, jnp.arange(sizes.seeds)
     seeds = sizes.seeds // (len(settings.values) if settings else 1)
     seed_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, runs if apart else runs % seeds)
+
+    def first(run: tuple[Key, Array]) -> RunState:
+        key, setting = run
+        if settings is None:
+            return start(key, acting, sizes)
+        agent = acting.agent._replace(init=lambda key, spec: settings.init(key, spec, setting))
+        return start(key, dataclasses.replace(acting, agent=agent), sizes)
+
     # One after another: batched QR (orthogonal weights) on several CPU threads deadlocks XLA's pool, 3 times in 4.
-    state = jax.lax.map(first, seed_keys)
-    return state._replace(agent=jax.vmap(settings.tell)(state.agent, runs // seeds)) if settings else state
+    return jax.lax.map(first, (seed_keys, runs // seeds))
 
 
 IN_CACHE = 4
