@@ -208,7 +208,7 @@ def test_the_command_takes_every_core_of_a_cpu(tmp_path: Path) -> None:
         (["--vary", "gamma=1..0:3"], "low=1.0 must be less than high=0.0"),
         (["--vary", "gamma=0..1:three"], "0..1:three is no range; use LOW..HIGH:log:NUMBER"),
         (["--vary", "gamma=0.9,0.99", "--placement", "sebulba"], "a sweep runs under anakin"),
-        (["--vary", "gamma=0.9,0.99", "--agent", "pqo"], "No agent is named 'pqo'. Did you mean 'ppo'?"),
+        (["--vary", "gamma=0.9,0.99", "--agent", "ppa"], "No agent is named 'ppa'. Did you mean 'ppo'?"),
         (["--vary", "gamma=0.9,0.99", "--log-every", "3"], "--log-every is no flag of podium sweep"),
     ],
 )

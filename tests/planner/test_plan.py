@@ -107,7 +107,7 @@ def test_refusals(arguments: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--agent", "pqo"], "Did you mean 'ppo'?"),
+        (["--agent", "ppa"], "Did you mean 'ppo'?"),
         (["--env", "podium/Cacth"], "podium/Catch"),
         (["--placements", "sebulbs"], "Did you mean 'sebulba'?"),
         (["--agent-options", "hidden"], "--agent-options hidden is not NAME=VALUE"),
