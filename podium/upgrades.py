@@ -18,7 +18,12 @@ SCHEMA = 2
 """What is written now; 1 is podium 0.1.0's."""
 
 
-NEW_FIELDS: Mapping[str, Any] = {"agent.config.normalized_reward_bound": 0.0, "agent.config.squash": False}
+NEW_FIELDS: Mapping[str, Any] = {
+    "agent.config.actor_obs": "",
+    "agent.config.critic_obs": "",
+    "agent.config.normalized_reward_bound": 0.0,
+    "agent.config.squash": False,
+}
 """Fields that the `config.json` of an older run lacks, each with the value that does what was done then."""
 
 
