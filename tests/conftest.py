@@ -141,6 +141,7 @@ NIGHTLY = (
     "tests/envs/test_check_env.py::test_what_only_jax_caches_keep_is_no_leak",
     "tests/envs/test_check_env.py::test_a_leak_from_inside_a_loop_is_found",
     "tests/atari/test_compiler.py::test_it_is_avoided_before_jax_starts_and_for_atari_only",
+    "tests/contract/test_agents.py::test_agents_keep_the_contract[reppo]",
     "tests/contract/test_agents.py::test_agents_keep_the_contract[sac]",
     "tests/contract/test_agents.py::test_an_agent_for_continuous_actions_is_checked_in_a_probe_that_terminates",
     "tests/contract/test_envs.py::test_contract[Acrobot-v1]",
