@@ -199,11 +199,10 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     def carry(spec: EnvSpec, num_envs: int) -> PyTree:
         return network.carry(num_envs)
 
-    def view(stats: RunningStats | None, obs: PyTree) -> PyTree:
-        return obs if stats is None else statistics.normalize(stats, obs)
-
     def act(keys: Key, params: Params, memory: PyTree, obs: PyTree, first: Array, greedy: bool) -> ActOutput:
-        return networks.act(network, keys, params.network, memory, view(params.obs_stats, obs), first, greedy)
+        return networks.act(
+            network, keys, params.network, memory, statistics.normalize(params.obs_stats, obs), first, greedy
+        )
 
     def plan(key: Key, state: State, trajectory: Trajectory) -> Plan:
         value = trajectory.extras.value
@@ -214,7 +213,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
                 reward = jnp.clip(reward, -config.normalized_reward_bound, config.normalized_reward_bound)
         cut = trajectory.truncated & ~trajectory.terminated
         reached = trajectory.next_obs, trajectory.extras.memory
-        seen = functools.partial(view, state.obs_stats)
+        seen = functools.partial(statistics.normalize, state.obs_stats)
         next_value = networks.next_values(network, state.params, value, cut, *reached, seen)
         discount = config.gamma * trajectory.discount
         advantage = returns.gae(reward, discount, value, next_value, trajectory.last, config.gae_lambda)
@@ -255,9 +254,10 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
 
     def observe(state: State, trajectory: Trajectory) -> State:
         valid = trajectory.valid
-        state = state._replace(env_steps=state.env_steps.add(statistics.count_valid(trajectory.reward, valid)))
-        if state.obs_stats is not None:
-            state = state._replace(obs_stats=statistics.update_stats(state.obs_stats, trajectory.obs, valid))
+        state = state._replace(
+            env_steps=state.env_steps.add(statistics.count_valid(trajectory.reward, valid)),
+            obs_stats=statistics.update_stats(state.obs_stats, trajectory.obs, valid),
+        )
         if state.return_stats is not None:
             assert trajectory.past is not None
             rewards = trajectory.reward, trajectory.terminated

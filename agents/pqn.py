@@ -176,11 +176,8 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     def carry(spec: EnvSpec, num_envs: int) -> PyTree:
         return network.carry(num_envs)
 
-    def view(stats: RunningStats | None, obs: PyTree) -> PyTree:
-        return obs if stats is None else statistics.normalize(stats, obs)
-
     def act(keys: Key, params: Params, memory: PyTree, obs: PyTree, first: Array, greedy: bool) -> ActOutput:
-        value, memory = network.apply(params.network, memory, view(params.obs_stats, obs), first)
+        value, memory = network.apply(params.network, memory, statistics.normalize(params.obs_stats, obs), first)
         action = action_values.greedy(value) if greedy else action_values.epsilon_greedy(keys, value, params.epsilon)
         return ActOutput(action, memory, Extras(jnp.max(value, axis=-1), memory))
 
@@ -188,13 +185,15 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         def best(reached: tuple[PyTree, PyTree]) -> Array:
             obs, memory = reached
             no = jnp.zeros(trajectory.first.shape[1:], bool)
-            return jnp.max(network.apply(state.params, memory, view(state.obs_stats, obs), no)[0], axis=-1)
+            return jnp.max(
+                network.apply(state.params, memory, statistics.normalize(state.obs_stats, obs), no)[0], axis=-1
+            )
 
         extras, cut = trajectory.extras, trajectory.truncated & ~trajectory.terminated
         next_value = returns.next_values(extras.value, cut, (trajectory.next_obs, extras.memory), best)
         reward, discount = config.reward_scale * trajectory.reward, config.gamma * trajectory.discount
         target = returns.lambda_return(reward, discount, next_value, trajectory.last, config.q_lambda)
-        obs = view(state.obs_stats, trajectory.obs)
+        obs = statistics.normalize(state.obs_stats, trajectory.obs)
         batch = Batch(obs, trajectory.first, trajectory.action, target, trajectory.valid)
         sizes = config.num_epochs, config.num_minibatches
         return Plan(batch, trajectory.carry, *sizes, "sequence" if network.recurrent else "step")
@@ -220,10 +219,10 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
 
     def observe(state: State, trajectory: Trajectory) -> State:
         valid = trajectory.valid
-        state = state._replace(env_steps=state.env_steps.add(statistics.count_valid(trajectory.reward, valid)))
-        if state.obs_stats is None:
-            return state
-        return state._replace(obs_stats=statistics.update_stats(state.obs_stats, trajectory.obs, valid))
+        return state._replace(
+            env_steps=state.env_steps.add(statistics.count_valid(trajectory.reward, valid)),
+            obs_stats=statistics.update_stats(state.obs_stats, trajectory.obs, valid),
+        )
 
     def policy_mask(state: State) -> State:
         return jax.tree.map(lambda leaf: False, state)._replace(params=network.policy_mask(state.params))

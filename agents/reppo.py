@@ -235,17 +235,14 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
     def carry(spec: EnvSpec, num_envs: int) -> PyTree:
         return ()
 
-    def view(stats: RunningStats | None, obs: PyTree) -> PyTree:
-        return obs if stats is None else statistics.normalize(stats, obs)
-
     def act(keys: Key, params: Params, memory: PyTree, obs: PyTree, first: Array, greedy: bool) -> ActOutput:
-        chosen, memory = policy.apply(params.policy, memory, view(params.obs_stats, obs), first)
+        chosen, memory = policy.apply(params.policy, memory, statistics.normalize(params.obs_stats, obs), first)
         raw = chosen.mode() if greedy else chosen.sample(keys)
         return ActOutput(params.bounds.to_env(chosen.squash(raw)), memory, chosen)
 
     def plan(key: Key, state: State, trajectory: Trajectory) -> Plan:
         params, first = state.params, jnp.zeros(trajectory.reward.shape, bool)
-        next_obs = view(state.obs_stats, trajectory.next_obs)
+        next_obs = statistics.normalize(state.obs_stats, trajectory.next_obs)
         next_policy = policy.unroll(params.actor.policy, (), next_obs, first)
         next_action, next_log_prob = next_policy.draw(jax.random.normal(key, trajectory.action.shape))
         following = critic.unroll(params.critic, (), (next_obs, next_action), first)
@@ -259,7 +256,7 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
             config.td_lambda,
         )
         batch = Batch(
-            view(state.obs_stats, trajectory.obs),
+            statistics.normalize(state.obs_stats, trajectory.obs),
             state.bounds.to_unit(trajectory.action),
             trajectory.reward,
             trajectory.discount,
@@ -314,10 +311,10 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
 
     def observe(state: State, trajectory: Trajectory) -> State:
         valid = trajectory.valid
-        state = state._replace(env_steps=state.env_steps.add(count_valid(trajectory.reward, valid)))
-        if state.obs_stats is None:
-            return state
-        return state._replace(obs_stats=statistics.update_stats(state.obs_stats, trajectory.obs, valid))
+        return state._replace(
+            env_steps=state.env_steps.add(count_valid(trajectory.reward, valid)),
+            obs_stats=statistics.update_stats(state.obs_stats, trajectory.obs, valid),
+        )
 
     def policy_mask(state: State) -> Any:
         nothing = jax.tree.map(lambda leaf: False, state)

@@ -203,11 +203,8 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
     def carry(spec: EnvSpec, num_envs: int) -> PyTree:
         return ()
 
-    def view(stats: RunningStats | None, obs: PyTree) -> PyTree:
-        return obs if stats is None else statistics.normalize(stats, obs)
-
     def act(keys: Key, params: Params, memory: PyTree, obs: PyTree, first: Array, greedy: bool) -> ActOutput:
-        chosen, memory = policy.apply(params.policy, memory, view(params.obs_stats, obs), first)
+        chosen, memory = policy.apply(params.policy, memory, statistics.normalize(params.obs_stats, obs), first)
         if greedy:
             return ActOutput(params.bounds.to_env(chosen.squash(chosen.mode())), memory)
         uniform = lambda keys: random_actions(keys, params.bounds)
@@ -223,7 +220,10 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
     def grad(key: Key, state: State, batch: Batch) -> tuple[Grads, Aux]:
         params, first = state.params, jnp.zeros(batch.reward.shape, bool)
         valid = None if batch.weight is None else batch.weight > 0
-        obs, next_obs = view(state.obs_stats, batch.obs), view(state.obs_stats, batch.next_obs)
+        obs, next_obs = (
+            statistics.normalize(state.obs_stats, batch.obs),
+            statistics.normalize(state.obs_stats, batch.next_obs),
+        )
         action = state.bounds.to_unit(batch.action)
         noise, next_noise = jax.random.normal(key, (2, *action.shape))
         temperature = jnp.exp(params.log_temperature)
@@ -277,10 +277,10 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
 
     def observe(state: State, trajectory: Trajectory) -> State:
         valid = trajectory.valid
-        state = state._replace(env_steps=state.env_steps.add(count_valid(trajectory.reward, valid)))
-        if state.obs_stats is None:
-            return state
-        return state._replace(obs_stats=statistics.update_stats(state.obs_stats, trajectory.obs, valid))
+        return state._replace(
+            env_steps=state.env_steps.add(count_valid(trajectory.reward, valid)),
+            obs_stats=statistics.update_stats(state.obs_stats, trajectory.obs, valid),
+        )
 
     def policy_mask(state: State) -> Any:
         nothing = jax.tree.map(lambda leaf: False, state)

@@ -186,11 +186,8 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
     def carry(spec: EnvSpec, num_envs: int) -> PyTree:
         return ()
 
-    def view(stats: RunningStats | None, obs: PyTree) -> PyTree:
-        return obs if stats is None else statistics.normalize(stats, obs)
-
     def act(keys: Key, params: Params, memory: PyTree, obs: PyTree, first: Array, greedy: bool) -> ActOutput:
-        unit, memory = policy.apply(params.policy, memory, view(params.obs_stats, obs), first)
+        unit, memory = policy.apply(params.policy, memory, statistics.normalize(params.obs_stats, obs), first)
         if greedy:
             return ActOutput(params.bounds.to_env(unit), memory)
         uniform, size = lambda keys: random_actions(keys, params.bounds), params.bounds.low.shape
@@ -207,7 +204,10 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
     def grad(key: Key, state: State, batch: Batch) -> tuple[Grads, Aux]:
         first = jnp.zeros(batch.reward.shape, bool)
         valid = None if batch.weight is None else batch.weight > 0
-        obs, next_obs = view(state.obs_stats, batch.obs), view(state.obs_stats, batch.next_obs)
+        obs, next_obs = (
+            statistics.normalize(state.obs_stats, batch.obs),
+            statistics.normalize(state.obs_stats, batch.next_obs),
+        )
         action = state.bounds.to_unit(batch.action)
 
         def q(params: PyTree, obs: PyTree, action: Array) -> Array:
@@ -256,10 +256,10 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
 
     def observe(state: State, trajectory: Trajectory) -> State:
         valid = trajectory.valid
-        state = state._replace(env_steps=state.env_steps.add(count_valid(trajectory.reward, valid)))
-        if state.obs_stats is None:
-            return state
-        return state._replace(obs_stats=statistics.update_stats(state.obs_stats, trajectory.obs, valid))
+        return state._replace(
+            env_steps=state.env_steps.add(count_valid(trajectory.reward, valid)),
+            obs_stats=statistics.update_stats(state.obs_stats, trajectory.obs, valid),
+        )
 
     def policy_mask(state: State) -> Any:
         nothing = jax.tree.map(lambda leaf: False, state)

@@ -57,11 +57,11 @@ def init_obs_stats(spec: EnvSpec) -> RunningStats:
     return init_stats(jax.tree.map(lambda leaf: leaf.zeros(), spec.obs, is_leaf=lambda x: hasattr(x, "zeros")))
 
 
-def update_stats(stats: RunningStats, batch: PyTree, valid: Array | None = None) -> RunningStats:
+def update_stats(stats: RunningStats | None, batch: PyTree, valid: Array | None = None) -> RunningStats | None:
     """Add a batch (Chan et al. 1979, the parallel update of mean and variance).
 
     Args:
-      stats: so far.
+      stats: so far; None, where nothing is normalised, stays None.
       batch: pytree [T, B, ...].
       valid: [T, B] bool rows to count, or None for all.
 
@@ -69,6 +69,8 @@ def update_stats(stats: RunningStats, batch: PyTree, valid: Array | None = None)
       the statistics of everything seen up to now; exact whatever way the stream is cut in batches. What lies more
       than `MEMORY` batches back is forgotten slowly.
     """
+    if stats is None:
+        return None
     leading = jax.tree.leaves(batch)[0].shape[:2]
     mask = jnp.ones(leading, jnp.float32) if valid is None else valid.astype(jnp.float32)
     added = jnp.sum(mask)
@@ -92,11 +94,13 @@ def update_stats(stats: RunningStats, batch: PyTree, valid: Array | None = None)
     return RunningStats(count + added, unflatten(means), unflatten(m2s))
 
 
-def normalize(stats: RunningStats, x: PyTree, limit: float = 10.0) -> PyTree:
-    """Return (x - mean) / `RunningStats.scale`, clipped to +-limit, leaf by leaf.
+def normalize(stats: RunningStats | None, x: PyTree, limit: float = 10.0) -> PyTree:
+    """Return (x - mean) / `RunningStats.scale`, clipped to +-limit, leaf by leaf; x itself where `stats` is None.
 
     A feature that never changes, whose deviation is rounding noise, gives 0.
     """
+    if stats is None:
+        return x
     normal = lambda x, mean, scale: jnp.clip((x - mean) / scale, -limit, limit)
     return jax.tree.map(normal, x, stats.mean, stats.scale())
 
