@@ -7,12 +7,12 @@ for every field of its configuration.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from podium.agent import Agent
 from podium.agents import a2c, apex, describe, dqn, impala, ppo, pqn, reppo, sac, td3
+from podium.ranges import did_you_mean
 
 __all__ = [
     "Entry",
@@ -71,8 +71,7 @@ def get(name: str) -> Entry:
       ValueError: for an unknown name, with the nearest known one.
     """
     if name not in _entries:
-        near = difflib.get_close_matches(name, _entries, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, _entries)
         raise ValueError(f"No agent is named {name!r}.{hint} There are: {', '.join(names())}.")
     return _entries[name]
 

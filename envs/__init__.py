@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from podium.env import Env
 from podium.envs import native, wrappers
 from podium.host import HostEnvFactory
+from podium.ranges import did_you_mean
 
 __all__ = ["Family", "from_gymnasium", "make", "make_pure", "names", "native", "register", "runs_on_host", "wrappers"]
 
@@ -142,8 +143,7 @@ def make(name: str, **options: Any) -> Env | HostEnvFactory:
     known = family.option_names(name)
     for option in options:
         if known is not None and option not in known:
-            near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(option, known, 0.5)
             raise ValueError(f"{name} has no option {option!r}.{hint} It has: {', '.join(known) or 'none'}.")
     return family.make(name, **options)
 

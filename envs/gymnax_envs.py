@@ -49,7 +49,6 @@ Pong-misc
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -64,6 +63,7 @@ import numpy as np
 
 from podium.env import Env, restart, transition
 from podium.envs import render
+from podium.ranges import did_you_mean
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree, TimeStep
 
 
@@ -264,8 +264,7 @@ def _override(name: str, params: Any, options: dict[str, Any], constructor_names
     for option in options:
         if option not in fields:
             known = constructor_names + [field for field in fields if field not in constructor_names]
-            near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(option, known, 0.5)
             raise ValueError(f"{name} has no option {option!r}.{hint} It has: {', '.join(known)}.")
     if options:
         options = {option: _checked(name, option, getattr(params, option), v) for option, v in options.items()}

@@ -18,6 +18,7 @@ import numpy as np
 
 from podium.env import Env, restart, traced_once, transition
 from podium.envs import wrappers
+from podium.ranges import did_you_mean
 from podium.types import Array, ArraySpec, EnvSpec, Key, PyTree, TimeStep
 
 
@@ -94,8 +95,7 @@ def split_options(name: str, options: Mapping[str, Any], own: Sequence[str]) -> 
     known = [*own, *OPTIONS]
     for option in options:
         if option not in known:
-            near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(option, known, 0.5)
             raise ValueError(f"{name} has no option {option!r}.{hint} It has: {', '.join(known)}.")
     shared = Options(**{option: value for option, value in options.items() if option in OPTIONS})
     return shared, {option: value for option, value in options.items() if option not in OPTIONS}

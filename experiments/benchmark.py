@@ -22,7 +22,6 @@ import math
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -567,16 +566,12 @@ def _in_process(flags: ScalingFlags, devices: int, num_envs: int, num_steps: int
     """Measure one number of devices in a new process: JAX fixes the number when it starts."""
     changed = {"devices": devices, "num_envs": num_envs, "num_steps": num_steps, "batch_size": batch_size}
     values = {field.name: getattr(flags, field.name) for field in dataclasses.fields(Sizes)} | changed
-    command = [sys.executable, str(Path(__file__).resolve()), "anakin"]
+    command = [str(Path(__file__).resolve()), "anakin"]
     for name, value in values.items():
         if value is not None:
             parts = value if isinstance(value, tuple) else (value,)
             command += [f"--{name.replace('_', '-')}", *map(str, parts)]
-    done = subprocess.run(command, capture_output=True, text=True, env=machine.environment())
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise ValueError(f"devices={devices} could not be measured: {last[0]}")
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return dict(json.loads(machine.last_line_of(command, f"devices={devices}")))
 
 
 def _time_matmul(size: int, repeats: int) -> tuple[list[float], float, float]:

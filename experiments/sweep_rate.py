@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -78,13 +77,8 @@ def measure(flags: SweepFlags) -> dict[str, Any]:
 
 def _in_process(way: str, flags: SweepFlags) -> float:
     """Return the seconds that one way takes in a process of its own, compiling included."""
-    command = [sys.executable, str(Path(__file__).resolve()), way, json.dumps(dataclasses.asdict(flags))]
-    env = {**machine.environment(), "JAX_ENABLE_COMPILATION_CACHE": "0"}
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise ValueError(f"{way} could not be measured: {last[0]}")
-    return float(done.stdout.splitlines()[-1])
+    command = [str(Path(__file__).resolve()), way, json.dumps(dataclasses.asdict(flags))]
+    return float(machine.last_line_of(command, way, JAX_ENABLE_COMPILATION_CACHE="0"))
 
 
 def _time(way: str, flags: SweepFlags) -> float:

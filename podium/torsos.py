@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from podium import vision
-from podium.ranges import check_choice, check_value
+from podium.ranges import check_choice, check_value, did_you_mean
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -91,8 +90,7 @@ def part_of_spec(spec: EnvSpec, name: str, field: str) -> EnvSpec:
     if not isinstance(spec.obs, Mapping):
         raise ValueError(f"{field}={name!r}: the observations of {spec.name} have no parts by name; leave {field} out.")
     if name not in spec.obs:
-        near = difflib.get_close_matches(name, spec.obs, n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, spec.obs, 0.5)
         raise ValueError(
             f"{field}={name!r} is no part of the observations of {spec.name}.{hint} They have: "
             f"{', '.join(sorted(spec.obs))}."

@@ -7,7 +7,6 @@ call `register`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 
 from podium.placement.anakin import Anakin
 from podium.placement.central_inference import CentralInference
@@ -20,6 +19,7 @@ from podium.placement.population import Population
 from podium.placement.remote import ray  # noqa: F401  # Adds its engine; Ray itself is imported when first used.
 from podium.placement.sebulba import Sebulba
 from podium.placement.single import Single
+from podium.ranges import did_you_mean
 
 PLACEMENTS: dict[str, type[Placement]] = {
     "single": Single,
@@ -69,8 +69,7 @@ def find(name: str) -> str:
     meant = [known for known in PLACEMENTS if plain(known) == plain(name)]
     if meant:
         return meant[0]
-    near = difflib.get_close_matches(name.lower(), PLACEMENTS, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(name.lower(), PLACEMENTS)
     raise ValueError(f"placement {name!r} is unknown.{hint} There are: {', '.join(PLACEMENTS)}.")
 
 
