@@ -14,6 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from podium import replay
 from podium.replay import Batch, ReplayState, Transition
+from podium.replay.steps import draw_below
 
 GAMMA = 0.9
 ITEM = Transition(
@@ -163,7 +164,7 @@ def test_can_sample_waits_for_min_replay_size_and_for_a_whole_window() -> None:
 @pytest.mark.parametrize("largest", [1_000, (1 << 22) + 1])
 def test_draws_are_uniform_below_their_bound(largest: int) -> None:
     bound, size = 1_000, 200_000
-    drawn = jax.jit(lambda key: replay._draw_below(key, size, jnp.int32(bound), largest))(jax.random.key(0))
+    drawn = jax.jit(lambda key: draw_below(key, size, jnp.int32(bound), largest))(jax.random.key(0))
     counts = np.bincount(np.asarray(drawn), minlength=bound)
     assert counts.size == bound and drawn.dtype == jnp.int32
     # Chi-square with 999 degrees of freedom: 5 deviations of sqrt(2 * 999) above its mean.
