@@ -69,12 +69,13 @@ class Replay(NamedTuple):
       update_priorities: `(ReplayState, indices, priorities [N]) -> ReplayState`, after every minibatch. What it changes
         is the state's field `priorities` and nothing else: that alone is carried from minibatch to minibatch, and
         the items are only ever read. None for a replay that does not change while an iteration learns.
-      samples_per_insert: how often a step is learnt from on average, num_updates * N / (T * B); then this decides how
-        many minibatches there are, and `num_updates` does not. None leaves that to `num_updates`.
+      samples_per_insert: how often a step is learnt from on average, num_updates * N * steps_per_item / (T * B); then
+        this decides how many minibatches there are, and `num_updates` does not. None leaves that to `num_updates`.
       updates_per_step: minibatches learnt per step inserted, num_updates / (T * B); then this decides, and neither of
         the other two. None leaves it to them.
       cut: `(ReplayState, gap [B]) -> ReplayState`, before an `add`: what is held of these environments ends here, as if
         cut, for what is added does not follow it in time (`Trajectory.gap`). None where items are never joined.
+      steps_per_item: steps that are learnt from in one item of a minibatch: 1, or those of a window.
     """
 
     init: Callable[..., PyTree]
@@ -87,6 +88,12 @@ class Replay(NamedTuple):
     samples_per_insert: float | None = None
     updates_per_step: float | None = None
     cut: Callable[[PyTree, Array], PyTree] | None = None
+    steps_per_item: int = 1
+
+    @property
+    def steps_per_batch(self) -> int:
+        """Steps that are learnt from in a minibatch."""
+        return self.batch_size * self.steps_per_item
 
 
 class Settings(NamedTuple):

@@ -386,7 +386,7 @@ def _num_updates(replay: Replay, time: int, batch: int) -> int:
     if replay.updates_per_step is not None:
         name, asked, unit = "updates_per_step", replay.updates_per_step, 1 / (time * batch)
     elif replay.samples_per_insert is not None:
-        name, asked, unit = "samples_per_insert", replay.samples_per_insert, replay.batch_size / (time * batch)
+        name, asked, unit = "samples_per_insert", replay.samples_per_insert, replay.steps_per_batch / (time * batch)
     else:
         return replay.num_updates
     exact = asked / unit
@@ -394,8 +394,9 @@ def _num_updates(replay: Replay, time: int, batch: int) -> int:
     if number < 1 or abs(exact - number) > 1e-6 * number:
         near = sorted({max(math.floor(exact), 1), math.ceil(exact)})
         use = " or ".join(f"{n * unit:g}" for n in near)
+        windows = f" x {replay.steps_per_item} steps" if replay.steps_per_item > 1 else ""
         raise ValueError(
-            f"{name}={asked:g} asks for {exact:g} minibatches of batch_size={replay.batch_size} after each "
+            f"{name}={asked:g} asks for {exact:g} minibatches of batch_size={replay.batch_size}{windows} after each "
             f"{time} x {batch} steps, and only whole ones are learnt; use {use}, or another rollout_length."
         )
     return number

@@ -275,7 +275,7 @@ class ReplayLoop(ActorLearnerLoop):
         planner = placement.replay_device or devices[0]
         plan = plan_shapes(acting, sizes.rollout_length, sizes.num_envs)
         self._functions = ReplayFunctions(acting.agent, sizes, plan, None if self._engine.apart else planner)
-        self._drawn, self._batch_size = self._functions.drawn(), self._functions.replay.batch_size
+        self._drawn, self._steps_per_batch = self._functions.drawn(), self._functions.replay.steps_per_batch
         self._steps = MinibatchSteps(self.learner, self._drawn.minibatch, planner)
         self._inserted: deque[Inserted] = deque()  # Until learning starts an update takes one, then all there are.
         self._ready, self._stop = False, threading.Event()
@@ -294,7 +294,7 @@ class ReplayLoop(ActorLearnerLoop):
         fold_key = jax.random.split(keys.iteration(state.key, state.update).learn)[1]
         for step in range(self._drawn.per_insertion if self._ready else 0):
             sample_key, grad_key = jax.random.split(jax.random.fold_in(fold_key, step))
-            waited += self._limiter.sample(self._batch_size, self._check_threads)
+            waited += self._limiter.sample(self._steps_per_batch, self._check_threads)
             minibatch, indices = self._replay.sample(sample_key, self._check_threads)
             agent, metrics, priorities = self._steps.step(state.agent, grad_key, minibatch)
             self._replay.rank(indices, priorities, self._check_threads)
@@ -337,8 +337,8 @@ class ReplayLoop(ActorLearnerLoop):
     def start(self, state: Any, run_key: Key, seed: int, first: int) -> None:
         """Start the workers and the inserter."""
         self._newest, self._published, timeout = state.agent, first, self._placement.actor_timeout
-        per_update = self._drawn.per_insertion * self._batch_size
-        tolerance = max(self._placement.replay_tolerance * per_update, (self._batch_size + per_update) / 2)
+        per_update = self._drawn.per_insertion * self._steps_per_batch
+        tolerance = max(self._placement.replay_tolerance * per_update, (self._steps_per_batch + per_update) / 2)
         self._limiter = RateLimiter(per_update / self._sizes.steps_per_update, tolerance, timeout)
         thread = SupervisedThread("podium-inserter", partial(self._insert, run_key, first), self._stop)
         self._inserter = Supervisor(thread, timeout)

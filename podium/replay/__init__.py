@@ -1,7 +1,8 @@
 """Replay buffers as pure functions: a ring of steps in lanes.
 
 `uniform` draws every transition alike, `prioritized` those with a large TD error more often; both make n-step
-transitions of single steps when they are sampled.
+transitions of single steps when they are sampled. `sequences` draws windows of consecutive steps, for agents with
+memory.
 
 Every array is [L, rows, E, ...]: L lanes, a ring of `rows` times, E environments a lane. All environments write at one
 shared position, a whole rollout at a time, so an insertion is one contiguous in-place write per array. Reading is one
@@ -14,6 +15,7 @@ from podium.replay.priorities import Priorities
 from podium.replay.prioritized_steps import Estimate, PrioritizedState, prioritized
 from podium.replay.ring import ReplayState, Transition, transitions
 from podium.replay.steps import Batch, n_step_return, uniform
+from podium.replay.windows import SequenceState, Windows, sequences, window_priority
 
 __all__ = [
     "Batch",
@@ -22,9 +24,13 @@ __all__ = [
     "Priorities",
     "Replay",
     "ReplayState",
+    "SequenceState",
     "Transition",
+    "Windows",
     "n_step_return",
     "prioritized",
+    "sequences",
     "transitions",
     "uniform",
+    "window_priority",
 ]
