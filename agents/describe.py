@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, reppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, reppo, sac, td3
 from podium.networks import ActorCriticConfig
 
 
@@ -53,13 +53,10 @@ def of_impala(config: impala.Config, num_envs: int, rollout_length: int) -> Mapp
 def of_dqn(config: dqn.Config, num_envs: int, rollout_length: int) -> Mapping[str, str]:
     """Describe DQN's gradient steps, replay and exploration."""
     inserted = num_envs * rollout_length
-    updates = round(config.samples_per_insert * inserted / config.batch_size) or config.num_updates
-    learnt = updates * config.batch_size
     rows = config.buffer_capacity // inserted * inserted
     return {
         "learning rate": _rate(config.learning_rate, "adam", 0),
-        "learning": f"{updates} gradient steps a rollout, {config.batch_size} transitions each "
-        f"({learnt / inserted:.3g} samples per insert), from {config.min_replay_size:,} steps on",
+        "learning": _replayed(config, inserted, f"{config.batch_size} transitions", config.batch_size),
         "replay": f"{rows:,} steps",
         "exploration": _epsilon(config),
     }
@@ -71,6 +68,24 @@ def of_apex(config: apex.Config, num_envs: int, rollout_length: int) -> Mapping[
     least = config.epsilon_start ** (1 + config.epsilon_spread)
     words["exploration"] = f"epsilon {config.epsilon_start:g} to {least:.2g} over {config.num_actors} actors"
     words["replay"] += f", drawn by |TD error| to the power of {config.priority_exponent:g}"
+    return words
+
+
+def of_r2d2(config: r2d2.Config, num_envs: int, rollout_length: int) -> Mapping[str, str]:
+    """Describe what Ape-X's rows say, and the windows of R2D2."""
+    unit = num_envs * max(rollout_length, config.sequence_period)
+    learnt = config.batch_size * (config.sequence_length - config.burn_in)
+    begin = "the memory that acting had" if config.stored_state else "none"
+    what = f"{config.batch_size} windows of {config.sequence_length} steps"
+    words = dict(of_apex(config, num_envs, rollout_length))
+    words["memory"] = (
+        f"{config.memory}, {config.memory_size} units, from {begin}, with {config.burn_in} steps of a window to burn in"
+    )
+    words["learning"] = _replayed(config, num_envs * rollout_length, what, learnt)
+    words["replay"] = (
+        f"{config.buffer_capacity // unit * unit:,} steps, a window every {config.sequence_period}, drawn by |TD error| to "
+        f"the power of {config.priority_exponent:g}"
+    )
     return words
 
 
@@ -125,6 +140,15 @@ def _passes(config: ppo.Config | pqn.Config, num_envs: int, rollout_length: int)
         "batch": f"{steps:,} steps",
         "minibatch": f"{minibatch}, {config.num_minibatches} a pass, {config.num_epochs} passes",
     }
+
+
+def _replayed(config: dqn.Config, inserted: int, what: str, steps: int) -> str:
+    """Say how much is learnt from a rollout of `inserted` steps by minibatches of so many."""
+    updates = round(config.samples_per_insert * inserted / steps) or config.num_updates
+    return (
+        f"{updates} gradient steps a rollout, {what} each ({updates * steps / inserted:.3g} samples per insert), "
+        f"from {config.min_replay_size:,} steps on"
+    )
 
 
 def _epsilon(config: dqn.Config | pqn.Config) -> str:

@@ -160,6 +160,25 @@ def network_seeing(
     )
 
 
+def remember(network: Network, params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[Any, PyTree]:
+    """Unroll, and return the memory after each step too, both [T, B, ...]; for what no gradient is taken of.
+
+    Args:
+      network: with memory.
+      params: of it.
+      memory: [B, ...], before the first step.
+      obs: [T, B, ...].
+      first: [T, B] bool, memory is zeroed there.
+    """
+
+    def step(memory: PyTree, inputs: tuple[PyTree, Array]) -> tuple[PyTree, tuple[Any, PyTree]]:
+        output, memory = network.apply(params, memory, *inputs)
+        return memory, (output, memory)
+
+    outputs: tuple[Any, PyTree] = jax.lax.scan(step, memory, (obs, first))[1]
+    return outputs
+
+
 class ActorCritic(NamedTuple):
     """Output of an actor-critic network: a distribution over actions, and values [...].
 
