@@ -83,8 +83,8 @@ def of_r2d2(config: r2d2.Config, num_envs: int, rollout_length: int) -> Mapping[
     )
     words["learning"] = _replayed(config, num_envs * rollout_length, what, learnt)
     words["replay"] = (
-        f"{config.buffer_capacity // unit * unit:,} steps, a window every {config.sequence_period}, drawn by |TD error| to "
-        f"the power of {config.priority_exponent:g}"
+        f"{config.buffer_capacity // unit * unit:,} steps, a window every {config.sequence_period}, "
+        f"drawn by |TD error| to the power of {config.priority_exponent:g}"
     )
     return words
 

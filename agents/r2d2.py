@@ -103,12 +103,13 @@ def n_step_target(config: Config, windows: Windows, next_value: Array) -> Array:
     """
     time, n = windows.reward.shape[0], config.n_step
     valid = jnp.ones_like(windows.terminated) if windows.valid is None else windows.valid
-    rows = windows.reward, windows.terminated, windows.truncated, valid
     # Behind the window there are no transitions; a sum stops before what is none.
     step = np.arange(time)[:, None] + np.arange(n)
     behind = lambda x: jnp.concatenate([x, jnp.zeros((n - 1, *x.shape[1:]), x.dtype)])
-    ahead = jax.tree.map(lambda x: jnp.moveaxis(behind(x)[step], 1, -1), rows)
-    total, discount, length = replay.n_step_return(*ahead, config.gamma)
+    ahead = lambda x: jnp.moveaxis(behind(x)[step], 1, -1)
+    rows = windows.reward, windows.terminated, windows.truncated, valid
+    reward, terminated, truncated, valid = map(ahead, rows)
+    total, discount, length = replay.n_step_return(reward, terminated, truncated, valid, config.gamma)
     reached = jnp.take_along_axis(next_value, jnp.arange(time)[:, None] + length - 1, axis=0)
     if not config.rescale_values:
         return total + discount * reached
