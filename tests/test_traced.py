@@ -13,7 +13,7 @@ import pytest
 import podium
 from podium import rollout
 from podium.agent import fresh_carry, fresh_past
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, reppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, reppo, sac, td3
 from podium.learn import learn
 
 B, T, UPDATES = 8, 4, 3
@@ -119,6 +119,18 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, tuple[float, float]]]] = {
             "epsilon_spread": (1.0, 7.0),
         },
     ),
+    "r2d2": (
+        r2d2,
+        {**REPLAY, "sequence_length": 4, "burn_in": 1, "sequence_period": 2, "memory_size": 4},
+        {
+            "learning_rate": (1e-3, 1e-2),
+            "gamma": (0.9, 0.99),
+            "priority_exponent": (0.3, 0.6),
+            "importance_exponent": (0.4, 0.9),
+            "max_priority_weight": (0.5, 0.9),
+            "rescale_eps": (1e-3, 1e-1),
+        },
+    ),
     "reppo": (
         reppo,
         {"num_epochs": 1, "num_minibatches": 2, "num_bins": 21},
@@ -211,7 +223,8 @@ def test_settings_side_by_side_are_each_alone(name: str) -> None:
 def test_every_number_with_a_fraction_is_among_them(name: str) -> None:
     module, _, ranges = CASES[name]
     shared = {"gamma", "samples_per_insert", "updates_per_step"}
-    inherited = {field.name for field in dataclasses.fields(dqn.Config)} if name == "apex" else set()
+    base = {"apex": dqn, "r2d2": apex}.get(name)
+    inherited = {field.name for field in dataclasses.fields(base.Config)} if base else set()
     fields = {field.name for field in dataclasses.fields(module.Config) if isinstance(field.default, float)}
     assert fields - inherited <= ranges.keys() | shared
 
@@ -226,6 +239,8 @@ def test_every_number_with_a_fraction_is_among_them(name: str) -> None:
         (dqn, "n_step"),
         (dqn, "samples_per_insert"),
         (apex, "num_actors"),
+        (r2d2, "burn_in"),
+        (r2d2, "stored_state"),
         (sac, "updates_per_step"),
         (sac, "num_critics"),
         (td3, "policy_delay"),

@@ -9,10 +9,12 @@ import pytest
 
 import podium
 from podium import testing
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, reppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, reppo, sac, td3
 from podium.types import DiscreteSpec
 
 CONTINUOUS: dict[str, Any] = {"batch_size": 16, "buffer_capacity": 512, "min_replay_size": 64, "hidden_sizes": (16,)}
+WINDOWS: dict[str, Any] = {"sequence_length": 6, "burn_in": 2, "sequence_period": 2, "num_actors": 8, "memory_size": 8}
+WINDOWS |= {"batch_size": 16, "buffer_capacity": 512, "min_replay_size": 64, "hidden_sizes": (16,)}
 AGENTS = {
     "ppo": ppo.make(ppo.Config(num_minibatches=2)),
     "ppo-gru-normalized": ppo.make(
@@ -25,6 +27,10 @@ AGENTS = {
     "impala-gru": impala.make(impala.Config(memory="gru", num_minibatches=2, optimizer="adam")),
     "dqn": dqn.make(dqn.Config(batch_size=16, buffer_capacity=512, min_replay_size=64, n_step=3, dueling=True)),
     "apex": apex.make(apex.Config(batch_size=16, buffer_capacity=512, min_replay_size=64, num_actors=8)),
+    "r2d2": r2d2.make(r2d2.Config(**WINDOWS)),
+    "r2d2-gru-plain": r2d2.make(
+        r2d2.Config(**{**WINDOWS, "burn_in": 0}, memory="gru", stored_state=False, rescale_values=False)
+    ),
     "pqn": pqn.make(pqn.Config(num_minibatches=4)),
     "pqn-gru-normalized": pqn.make(pqn.Config(num_minibatches=2, memory="gru", normalize_obs=True)),
     "reppo": reppo.make(reppo.Config(num_minibatches=2, num_epochs=2, num_bins=21, hidden_sizes=(16,))),

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import podium
 from podium import envs
-from podium.agents import apex, dqn, impala, ppo, pqn
+from podium.agents import apex, dqn, impala, ppo, pqn, r2d2
 from podium.env import auto_reset
 from podium.envs import native
 from podium.learn import learn
@@ -41,6 +41,11 @@ def small_dqn(algorithm: Any = dqn, **changes: Any) -> Any:
     return algorithm.make(algorithm.Config(hidden_sizes=(16,), batch_size=32, learning_rate=1e-3, **settings))
 
 
+def small_r2d2(**changes: Any) -> Any:
+    windows = {"sequence_length": 11, "burn_in": 2, "sequence_period": 2, "memory_size": 16}
+    return small_dqn(r2d2, **windows | changes)
+
+
 # Agent, environment, rollout length (an odd one, to know its loops by), and the most all-reduces there may be.
 CASES: dict[str, tuple[Callable[[], Any], str, int, int]] = {
     "ppo": (small_ppo, "podium/Catch", 7, 8),
@@ -52,6 +57,7 @@ CASES: dict[str, tuple[Callable[[], Any], str, int, int]] = {
     "pqn-gru": (lambda: small_pqn(memory="gru", memory_size=16), "podium/RepeatFirst", 7, 8),
     "dqn": (lambda: small_dqn(n_step=3, dueling=True), "podium/Catch", 4, 5),
     "apex": (lambda: small_dqn(apex), "podium/Catch", 4, 6),
+    "r2d2": (lambda: small_r2d2(), "podium/Corridor", 4, 7),
 }
 
 _programs: dict[str, Any] = {}

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import podium
-from podium.agents import apex, dqn
+from podium.agent import Agent
+from podium.agents import apex, dqn, r2d2
 from podium.envs import make
 from podium.placement.actors.actor import make_acting
 from podium.placement.compiled.iteration import plan_shapes
@@ -24,6 +25,7 @@ pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")
 
 SIZES: dict[str, Any] = {"hidden_sizes": (16,), "batch_size": 32, "min_replay_size": 64, "buffer_capacity": 1024}
 APEX = apex.make(apex.Config(**SIZES, num_updates=2))
+R2D2 = r2d2.make(r2d2.Config(**SIZES, num_updates=2, sequence_length=6, burn_in=2, sequence_period=2, memory_size=8))
 
 
 CATCH = make("podium/Catch")
@@ -33,17 +35,18 @@ def apart(engine: Any = "ray", **changes: Any) -> podium.DistributedActors:
     return podium.DistributedActors(workers=2, replay_apart=True, replay_engine=engine, **changes)
 
 
-def build(placement: podium.DistributedActors) -> Any:
-    return placement.build(APEX, CATCH, num_envs=8, rollout_length=4, max_updates=1000)
+def build(placement: podium.DistributedActors, agent: Agent = APEX) -> Any:
+    return placement.build(agent, CATCH, num_envs=8, rollout_length=4, max_updates=1000)
 
 
 def nothing() -> None:
     """Wait on."""
 
 
-def test_it_gives_what_one_in_this_process_gives() -> None:
-    plan = plan_shapes(make_acting(APEX, CATCH, 8, 4), 4, 8)
-    functions = ReplayFunctions(APEX, build(apart()).sizes, plan, None)
+@pytest.mark.parametrize("agent", [APEX, R2D2], ids=["apex", "r2d2"])
+def test_it_gives_what_one_in_this_process_gives(agent: Agent) -> None:
+    plan = plan_shapes(make_acting(agent, CATCH, 8, 4), 4, 8)
+    functions = ReplayFunctions(agent, build(apart(), agent).sizes, plan, None)
     replays = [ReplayServer(engine, functions, 60.0) for engine in (Threads(), RayEngine())]
     random = np.random.default_rng(0)
     draw = lambda x: random.integers(0, 2, x.shape).astype(x.dtype)

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import podium
-from podium.agents import dqn, ppo, pqn, reppo, sac, td3
+from podium.agents import dqn, ppo, pqn, r2d2, reppo, sac, td3
 from podium.placement.compiled.chunk import CompiledLoop
 from podium.placement.contract import update_count
 from podium.schedule import Pace
@@ -42,6 +42,19 @@ AGENTS["pqn"] = pqn.make(
     )
 )
 AGENTS["pqn gru"] = pqn.make(pqn.Config(hidden_sizes=(16,), num_minibatches=2, memory="gru", memory_size=8))
+AGENTS["r2d2"] = r2d2.make(
+    r2d2.Config(
+        hidden_sizes=(16,),
+        batch_size=32,
+        buffer_capacity=2048,
+        min_replay_size=256,
+        num_updates=2,
+        memory_size=8,
+        sequence_length=6,
+        burn_in=2,
+        sequence_period=4,
+    )
+)
 AGENTS["reppo"] = reppo.make(reppo.Config(hidden_sizes=(16,), num_epochs=1, num_minibatches=2, num_bins=21))
 for name, algorithm in {"sac": sac, "td3": td3}.items():
     sizes: Any = {"hidden_sizes": (16,), "batch_size": 32, "buffer_capacity": 1024, "min_replay_size": 256}
@@ -107,7 +120,7 @@ Whole = tuple[str, int, podium.Result]
         *("ppo-1", "dqn-1", "dqn-8", "sac-1"),
         *(
             pytest.param(x, marks=pytest.mark.slow)
-            for x in ("ppo-8", "reppo-1", "td3-1", "pqn-1", "pqn-8", "pqn gru-1")
+            for x in ("ppo-8", "reppo-1", "td3-1", "pqn-1", "pqn-8", "pqn gru-1", "r2d2-1", "r2d2-8")
         ),
     ]
 )

@@ -12,7 +12,7 @@ import pytest
 
 import podium
 from podium.agent import Agent
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, reppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, reppo, sac, td3
 
 TOLERANCE = 1e-6
 NUM_ENVS, LENGTH = 16, 8
@@ -54,6 +54,11 @@ def small_dqn(algorithm: Any = dqn, **changes: Any) -> Agent:
     return algorithm.make(dataclasses.replace(config, **changes))
 
 
+def small_r2d2(**changes: Any) -> Agent:
+    windows = {"sequence_length": 6, "burn_in": 2, "sequence_period": 4, "memory": "gru", "memory_size": 16}
+    return small_dqn(r2d2, **windows | changes)
+
+
 def small_reppo(**changes: Any) -> Agent:
     sizes: dict[str, Any] = {"hidden_sizes": (16,), "num_epochs": 2, "num_minibatches": 2, "num_bins": 21}
     # Adam's usual eps would make steps of the rounding that bins far from every value have for a gradient.
@@ -92,6 +97,9 @@ CASES = {
         lambda: small_dqn(n_step=3, dueling=True), "podium/Catch", 26, quick=(8, "single")
     ),
     "apex": Case(lambda: small_dqn(apex), "podium/Catch", 26),
+    # Bandits are left by the time limit, after 100 steps, in the middle of a window.
+    "r2d2": Case(small_r2d2, "BernoulliBandit-misc", 20, quick=(8,)),
+    "r2d2-lstm": Case(lambda: small_r2d2(memory="lstm", stored_state=False), "podium/RepeatFirst", 20),
     "reppo": Case(small_reppo, "Pendulum-v1", 4),
     "sac": Case(lambda: small_continuous(sac, n_step=3, policy_delay=2), "Pendulum-v1", 12, quick=(8,)),
     "td3": Case(lambda: small_continuous(td3, normalize_obs=True), "Pendulum-v1", 12),
@@ -174,7 +182,7 @@ def test_the_runs_compared_did_learn(name: str) -> None:
     start = jax.device_get(agent.actor(program.init(3).agent))
     moved = jax.tree.map(lambda x, y: np.abs(np.asarray(x, float) - np.asarray(y, float)).max(), start, result.params)
     assert max(jax.tree.leaves(getattr(moved, "network", moved))) > 1e-3
-    least = {"dqn": 20, "apex": 20, "sac": 9, "td3": 9}.get(
+    least = {"dqn": 20, "apex": 20, "r2d2": 17, "sac": 9, "td3": 9}.get(
         name.partition("-")[0], case.updates
     )  # A replay fills first.
     assert np.isfinite(result.metrics["loss"]).sum() >= least

@@ -13,7 +13,7 @@ import pytest
 
 import podium
 from podium.agent import Agent
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, reppo
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, reppo
 from podium.host import on_host
 from podium.ops.counts import Count
 
@@ -36,6 +36,21 @@ AGENTS: dict[str, tuple[Agent, int]] = {
         6,
     ),
     "apex": (apex.make(apex.Config(hidden_sizes=(16,), batch_size=32, num_updates=2, min_replay_size=256)), 6),
+    "r2d2": (
+        r2d2.make(
+            r2d2.Config(
+                hidden_sizes=(16,),
+                batch_size=32,
+                num_updates=2,
+                min_replay_size=256,
+                sequence_length=6,
+                burn_in=2,
+                sequence_period=2,
+                memory_size=16,
+            )
+        ),
+        6,
+    ),
 }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import podium
-from podium.agents import apex, dqn, ppo
+from podium.agents import apex, dqn, ppo, r2d2
 from podium.envs import make
 from podium.host import HostEnvFactory, on_host
 from podium.placement.threads.rate_limiter import RateLimiter, ReplayTimeout
@@ -93,6 +93,20 @@ def test_as_much_is_sampled_for_what_is_inserted_as_the_agent_says(
     # Every step that was seen by the State was inserted, and no more than what is under way was not seen.
     assert int(state.env_steps) == metrics["valid_steps"].sum() <= limiter.inserted <= (updates + 4) * 32
     assert metrics["finite"].all()
+
+
+def test_windows_count_as_the_steps_that_are_learnt_from(limiters: list[RateLimiter]) -> None:
+    """Of 6 steps 2 burn in: 2 minibatches of 8 windows are 64 steps for the 32 that an insertion brings."""
+    sizes = {**SIZES, "batch_size": 8, "num_updates": 2}
+    windows = {"sequence_length": 6, "burn_in": 2, "sequence_period": 2, "memory_size": 8}
+    updates = 16
+    state, metrics = run(r2d2.make(r2d2.Config(**sizes, **windows)), updates)
+    (limiter,) = limiters
+    assert limiter.samples_per_insert == 2 and limiter.tolerance == 64
+    assert np.abs(metrics["replay_balance"]).max() <= limiter.tolerance
+    learnt = np.isfinite(metrics["loss"])
+    assert learnt[2:].all() and limiter.sampled == learnt.sum() * 64
+    assert state.updates == 2 * learnt.sum()
 
 
 def test_a_slow_side_is_waited_for(limiters: list[RateLimiter]) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 import podium
 from podium.agent import Agent
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, reppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, reppo, sac, td3
 from podium.envs import make
 from podium.host import HostEnv, HostEnvFactory, on_host
 from podium.placement.threads.channels import LatestParams
@@ -42,6 +42,11 @@ AGENTS: dict[str, tuple[Agent, int, int]] = {
         apex.make(apex.Config(hidden_sizes=(16,), batch_size=32, min_replay_size=64, buffer_capacity=1024)),
         1,
         14,
+    ),
+    "r2d2": (
+        r2d2.make(r2d2.Config(sequence_length=6, burn_in=2, sequence_period=2, memory_size=16, num_actors=8, **REPLAY)),
+        4,
+        5,
     ),
     "reppo": (reppo.make(reppo.Config(**REPPO)), 8, 3),
     "sac": (sac.make(sac.Config(updates_per_step=0.25, warmup_steps=40, **REPLAY)), 1, 14),
@@ -98,6 +103,7 @@ QUICK = {
     ("DistributedActors on the host", "dqn"),
     ("CentralInference", "ppo"),
     ("CentralInference", "impala lstm"),
+    ("CentralInference", "r2d2"),
     ("CentralInference", "td3"),
 }
 """Each of them with two agents; all with all are for the night."""
