@@ -97,6 +97,9 @@ def _gymnasium_family() -> Family:
     return Family(gymnasium_envs.names, lambda name: None, gymnasium_envs.make, gymnasium_envs.PREFIX, on_host=True)
 
 
+_FLICKER = "flicker"
+"""An option of every pure environment, whatever its family."""
+
 _families: list[Callable[[], Family]] = [
     _factory_family,
     _atari_family,  # Before gymnax, which starts JAX as it is imported; see `podium.envs.atari.compiler`.
@@ -126,7 +129,8 @@ def make(name: str, **options: Any) -> Env | HostEnvFactory:
 
     Args:
       name: one of `names()`, spelt as there.
-      **options: of this environment; for those of gymnax its constructor arguments and parameters.
+      **options: of this environment; for those of gymnax its constructor arguments and parameters. Every pure one takes
+        `flicker`, the probability that an observation is blank (`podium.envs.wrappers.flicker`).
 
     Returns:
       An `Env` that does not reset itself (placements apply `podium.env.auto_reset`), or a `HostEnvFactory`, whose
@@ -141,11 +145,19 @@ def make(name: str, **options: Any) -> Env | HostEnvFactory:
     """
     family = _family_of(name)
     known = family.option_names(name)
+    flicker = options.pop(_FLICKER, None) if known is None or _FLICKER not in known else None
     for option in options:
         if known is not None and option not in known:
             hint = did_you_mean(option, known, 0.5)
             raise ValueError(f"{name} has no option {option!r}.{hint} It has: {', '.join(known) or 'none'}.")
-    return family.make(name, **options)
+    made = family.make(name, **options)
+    if flicker is None:
+        return made
+    if isinstance(flicker, bool) or not isinstance(flicker, int | float):
+        raise ValueError(f"{_FLICKER}={flicker!r} must be a number, the probability that an observation is blank.")
+    if isinstance(made, HostEnvFactory):
+        raise ValueError(f"{_FLICKER}={flicker} is for pure environments, and {name} runs on the CPU; leave it out.")
+    return wrappers.flicker(made, flicker)
 
 
 def make_pure(name: str, **options: Any) -> Env:

@@ -24,6 +24,7 @@ __all__ = [
     "auto_reset",
     "clip_reward",
     "episode_statistics",
+    "flicker",
     "frame_stack",
     "random_first_length",
     "scale_reward",
@@ -255,6 +256,52 @@ def show_last_action(env: Env) -> Env:
         return state, timestep._replace(obs=obs, next_obs=reached)
 
     return env._replace(spec=dataclasses.replace(env.spec, obs=obs_spec), reset=reset, step=step)
+
+
+def flicker(env: Env, probability: float = 0.5) -> Env:
+    """Show nothing, all zeros, in place of an observation with some probability (Hausknecht and Stone 2015, section 5).
+
+    Each observation is drawn for by itself, first and last ones of episodes too; all arrays of a pytree go together.
+    What the environment does is not touched: a policy must remember what it cannot see (arXiv 1507.06527).
+
+    Args:
+      env: any `Env` whose observations are arrays.
+      probability: in [0, 1); the paper's is 0.5.
+
+    Raises:
+      ValueError: for a probability outside [0, 1), or discrete observations (no index means nothing).
+    """
+    if not 0 <= probability < 1:
+        raise ValueError(f"probability={probability} is outside [0, 1); the paper's is 0.5.")
+
+    def with_zero(spec: Any) -> ArraySpec:
+        if isinstance(spec, DiscreteSpec):
+            raise ValueError(
+                f"flicker cannot blank the discrete observations of {env.spec.name}; encode them as arrays first "
+                "(one-hot)."
+            )
+        return dataclasses.replace(spec, low=np.minimum(spec.low, 0), high=np.maximum(spec.high, 0))
+
+    def shown(key: Key, obs: PyTree) -> PyTree:
+        blank = jax.random.bernoulli(key, probability)
+        return jax.tree.map(lambda x: jnp.where(blank, jnp.zeros_like(x), x), obs)
+
+    def reset(key: Key) -> tuple[PyTree, TimeStep]:
+        blank_key, env_key = jax.random.split(key)
+        state, timestep = env.reset(env_key)
+        obs = shown(blank_key, timestep.obs)
+        return state, timestep._replace(obs=obs, next_obs=obs)
+
+    def step(key: Key, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
+        blank_key, env_key = jax.random.split(key)
+        state, timestep = env.step(env_key, state, action)
+        reached = obs = shown(blank_key, timestep.next_obs)
+        if env.resets_itself:
+            obs = _where(timestep.last, shown(jax.random.fold_in(blank_key, 1), timestep.obs), reached)
+        return state, timestep._replace(obs=obs, next_obs=reached)
+
+    spec = dataclasses.replace(env.spec, obs=jax.tree.map(with_zero, env.spec.obs, is_leaf=_is_spec))
+    return env._replace(spec=spec, reset=reset, step=step)
 
 
 def random_first_length(env: Env) -> Env:

@@ -2,7 +2,7 @@
 
 python experiments/r2d2_anakin.py --env podium/RepeatFirst
 python experiments/r2d2_anakin.py --env MemoryChain-bsuite --burn-in 0 --no-stored-state
-python experiments/r2d2_anakin.py --env Breakout-MinAtar --env-options blank_probability=0.5
+python experiments/r2d2_anakin.py --env Breakout-MinAtar --env-options flicker=0.5
 
 The same as `podium train --agent r2d2 --placement anakin`, which takes the same flags.
 """

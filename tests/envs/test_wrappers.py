@@ -14,6 +14,7 @@ from podium import envs, testing
 from podium.agents import ppo
 from podium.env import Env, auto_reset, reset_key, restart, transition
 from podium.envs import native, wrappers
+from podium.host import on_host
 from podium.placement.anakin import Anakin
 from podium.placement.sebulba import Sebulba
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec
@@ -330,6 +331,59 @@ def losing(env, what, at=3):
         return (jnp.zeros((), jnp.int32), state), timestep
 
     return env._replace(reset=reset, step=step, render=None)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_frame_is_blank_half_of_the_time_and_the_game_is_the_same(outside):
+    """Every observation is drawn for by itself: first ones, true last ones, and those between."""
+    wrap = lambda env: wrappers.flicker(auto_reset(env)) if outside else auto_reset(wrappers.flicker(env))
+    _, steps = play(wrap(count(terminates=4)), 4_000)
+    seen, reached = steps.obs[:, 0], steps.next_obs[:, 0]
+    for blank in ((reached == 0), (seen == 0), (reached == 0)[steps.last], (seen == 0)[steps.last]):
+        assert abs(blank.mean() - 0.5) < 5 * np.sqrt(0.25 / blank.size)
+    np.testing.assert_array_equal(seen[~steps.last], reached[~steps.last])
+    assert np.corrcoef((reached == 0)[steps.last], (seen == 0)[steps.last])[0, 1] < 0.15
+    time = np.arange(4_000) % 4 + 1
+    np.testing.assert_array_equal(reached[reached != 0] % 100, time[reached != 0])
+    np.testing.assert_array_equal(seen[steps.last & (seen != 0)] % 100, 0)
+    np.testing.assert_array_equal(steps.reward, 2 * time)
+    np.testing.assert_array_equal(steps.last, time == 4)
+
+
+def test_flicker_takes_pytrees_together_and_its_spec_has_the_blank():
+    never = play(wrappers.flicker(wrappers.show_last_action(count()), 0.0), 20)[1]
+    np.testing.assert_array_equal(never.obs["last_action"].sum(-1), 1.0)
+    often = play(wrappers.flicker(wrappers.show_last_action(count()), 0.5), 200)[1]
+    blank = often.obs["last_action"].sum(-1) == 0
+    np.testing.assert_array_equal(blank, often.obs["obs"][:, 0] == 0)
+    assert 0.3 < blank.mean() < 0.7
+    high = count()._replace(spec=EnvSpec("high", ArraySpec((1,), np.float32, 2, 5), DiscreteSpec(2)))
+    spec = wrappers.flicker(high).spec.obs
+    assert (spec.low, spec.high) == (0, 5)
+
+
+@pytest.mark.parametrize("probability", [1.0, -0.1, float("nan")])
+def test_an_impossible_flicker_is_refused(probability):
+    with pytest.raises(ValueError, match=r"probability=.* is outside \[0, 1\)"):
+        wrappers.flicker(count(), probability)
+
+
+def test_every_pure_environment_takes_flicker_by_name():
+    for name in ("podium/Catch", "Breakout-MinAtar"):
+        env = envs.make(name, flicker=0.9)
+        timesteps = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), 64))[1]
+        blank = ~timesteps.obs.astype(bool).reshape(64, -1).any(-1)
+        assert 0.7 < blank.mean() < 1.0 and timesteps.obs.dtype == env.spec.obs.dtype
+    with pytest.raises(ValueError, match="flicker cannot blank the discrete observations of FrozenLake-misc"):
+        envs.make("FrozenLake-misc", flicker=0.5)
+    with pytest.raises(ValueError, match="flicker='often' must be a number"):
+        envs.make("podium/Catch", flicker="often")
+    envs.register("test/OnTheCPU", lambda: on_host(native.catch()))
+    try:
+        with pytest.raises(ValueError, match="flicker=0.5 is for pure environments, and test/OnTheCPU runs on the CPU"):
+            envs.make("test/OnTheCPU", flicker=0.5)
+    finally:
+        del envs._factories["test/OnTheCPU"]
 
 
 @pytest.mark.parametrize("what", ["obs", "reward"])
