@@ -60,8 +60,8 @@ class Config(apex.Config):
     """Whether a window begins with the memory that acting had there; else with none."""
     priority_exponent: float = 0.9
     """Power of a window's priority that it is drawn in proportion to, 0 to 1; 0 draws uniformly."""
-    importance_exponent: float = 0.6
-    """How much of what that skews the loss's weights undo, 0 to 1."""
+    importance_exponent: float = 0.0
+    """How much of what that skews the loss's weights undo, 0 to 1; the paper leaves them out."""
     max_priority_weight: float = 0.9
     """Eta, 0 to 1: a window's priority is eta times its largest TD error plus 1 - eta times the mean."""
     rescale_values: bool = True

@@ -63,6 +63,7 @@ class Row:
       together: whether one program trains all seeds; else each seed has a run of its own.
       seeds: how many.
       remark: what a reader should know.
+      variant: what is special about it, where another row has the same agent and environment.
     """
 
     agent: str
@@ -74,11 +75,13 @@ class Row:
     together: bool = True
     seeds: int = 5
     remark: str = ""
+    variant: str = ""
 
     @property
     def name(self) -> str:
         """How the row is called: who learns, and what."""
-        return f"{'evolution' if self.placement == 'evolution' else self.agent}/{self.env}"
+        name = f"{'evolution' if self.placement == 'evolution' else self.agent}/{self.env}"
+        return f"{name}-{self.variant}" if self.variant else name
 
     @property
     def file(self) -> str:
@@ -117,6 +120,25 @@ PLAYGROUND = Published(
 )
 
 PONG = Published(20.7, "Schulman et al. 2017, table 6: the last 100 training episodes, 10M steps, three seeds")
+
+
+def _blind(value: float) -> Published:
+    return Published(value, "the optimum without memory")
+
+
+_FLICKER = "Half of the frames are blank (Hausknecht and Stone 2015). No published figure is of MinAtar."
+
+
+def _flicker(agent: str, *flags: str, variant: str = "flicker", seeds: int = 5) -> Row:
+    row = Row(agent, "Breakout-MinAtar", "breakout-minatar-flicker", flags=flags, remark=_FLICKER, variant=variant)
+    return dataclasses.replace(row, seeds=seeds)
+
+
+def _ablation() -> tuple[Row, ...]:
+    """Return r2d2 with blank frames, with and without burn-in and stored state, of one length of learning."""
+    plain, zero = ("--burn-in", "0", "--sequence-length", "16"), ("--no-stored-state",)
+    flags = {"flicker-no-burn-in": plain, "flicker-zero-state": zero, "flicker-zero-state-no-burn-in": plain + zero}
+    return tuple(_flicker("r2d2", *given, variant=name, seeds=3) for name, given in flags.items())
 
 
 def _evolution(env: str, flags: str, published: Published, remark: str = "") -> Row:
@@ -175,6 +197,14 @@ ROWS: tuple[Row, ...] = (
     Row("dqn", "podium/Catch", "catch", published=_optimum(1)),
     Row("apex", "CartPole-v1", "cartpole", published=_optimum(500)),
     Row("apex", "podium/Catch", "catch", published=_optimum(1)),
+    Row("dqn", "podium/RepeatFirst", "repeat-first", published=_blind(1 / 3)),
+    Row("dqn", "MemoryChain-bsuite", "memory-chain", published=_blind(0)),
+    Row("r2d2", "CartPole-v1", "cartpole", published=_optimum(500)),
+    Row("r2d2", "podium/RepeatFirst", "repeat-first", published=_optimum(1)),
+    Row("r2d2", "MemoryChain-bsuite", "memory-chain", published=_optimum(1)),
+    _flicker("dqn"),
+    _flicker("r2d2"),
+    *_ablation(),
     Row(
         *("sac", "Pendulum-v1", "pendulum"),
         published=_zoo(-157.0, "20k"),

@@ -20,12 +20,14 @@ class Preset:
       source: where the values come from; a sentence.
       values: of flags, by field name.
       tuned: what was changed here and by what measure; empty where nothing was.
+      usual: whether it lies under the flags wherever its environment is trained in; else only where it is named.
     """
 
     env: str
     source: str
     values: Mapping[str, Any]
     tuned: str = ""
+    usual: bool = True
 
     @property
     def tuned_words(self) -> str:
@@ -180,6 +182,46 @@ DQN: dict[str, Preset] = {
     ),
 }
 
+# What r2d2 is put beside where observations lack something: as many steps, and no memory.
+_FLICKER = {"num_envs": 64, "num_steps": 2_000_000, "env_options": ("flicker=0.5",)}
+
+_DQN_MEMORY = {
+    "num_envs": 16,
+    "cpu_threads": 1,
+    "rollout_length": 1,
+    "num_steps": 100_000,
+    "learning_rate": 1e-3,
+    "n_step": 3,
+    "batch_size": 64,
+    "buffer_capacity": 50_000,
+    "epsilon_decay_steps": 25_000,
+}
+
+DQN |= {
+    "repeat-first": Preset("podium/RepeatFirst", "This project.", _DQN_MEMORY),
+    "memory-chain": Preset("MemoryChain-bsuite", "This project.", _DQN_MEMORY),
+    "breakout-minatar-flicker": Preset(
+        "Breakout-MinAtar",
+        "Young and Tian 2019, arXiv 1903.03176, for the network and learning from 5,000 steps on; the rest by those of "
+        "r2d2 with blank frames.",
+        {
+            **_FLICKER,
+            "rollout_length": 2,
+            "learning_rate": 2.5e-4,
+            "n_step": 3,
+            "batch_size": 128,
+            "num_updates": 4,
+            "buffer_capacity": 100_000,
+            "min_replay_size": 5_000,
+            "target_update_period": 500,
+            "epsilon_decay_steps": 100_000,
+            "torso": "minatar_cnn",
+            "hidden_sizes": (128,),
+        },
+        usual=False,
+    ),
+}
+
 _APEX_TRIALS = "Horgan et al. 2018 for exploration and priorities; the rest from this project's trials."
 
 APEX: dict[str, Preset] = {
@@ -227,6 +269,100 @@ APEX: dict[str, Preset] = {
             "min_replay_size": 50_000,
             "target_update_period": 2_500,
             "max_grad_norm": 40.0,
+            "torso": "nature_cnn",
+            "hidden_sizes": (512,),
+            "eval_episodes": 10,
+        },
+    ),
+}
+
+_R2D2_SMALL = {
+    "num_envs": 16,
+    "cpu_threads": 1,
+    "rollout_length": 4,
+    "num_steps": 100_000,
+    "learning_rate": 1e-3,
+    "gamma": 0.97,
+    "n_step": 3,
+    "batch_size": 32,
+    "buffer_capacity": 50_000,
+    "target_update_period": 100,
+    "sequence_length": 16,
+    "burn_in": 4,
+    "sequence_period": 4,
+    "memory": "gru",
+    "memory_size": 32,
+    "hidden_sizes": (32,),
+}
+
+_R2D2_TRIALS = "Kapturowski et al. 2019 for windows, priorities and exploration; sizes from this project's trials."
+
+_R2D2_CARTPOLE = {
+    **_R2D2_SMALL,
+    "num_steps": 500_000,
+    "learning_rate": 5e-4,
+    "gamma": 0.99,
+    "n_step": 5,
+    "buffer_capacity": 200_000,
+    "memory_size": 64,
+    "hidden_sizes": (64,),
+}
+
+_R2D2_FLICKER = {
+    **_FLICKER,
+    "rollout_length": 2,
+    "learning_rate": 5e-4,
+    "gamma": 0.99,
+    "n_step": 5,
+    "batch_size": 32,
+    "buffer_capacity": 100_000,
+    "min_replay_size": 5_000,
+    "target_update_period": 500,
+    "sequence_length": 24,
+    "burn_in": 8,
+    "sequence_period": 8,
+    "num_actors": 64,
+    "memory": "gru",
+    "memory_size": 128,
+    "torso": "minatar_cnn",
+    "hidden_sizes": (128,),
+}
+
+R2D2: dict[str, Preset] = {
+    "cartpole": Preset("CartPole-v1", _R2D2_TRIALS, _R2D2_CARTPOLE),
+    "repeat-first": Preset("podium/RepeatFirst", _R2D2_TRIALS, _R2D2_SMALL),
+    "memory-chain": Preset("MemoryChain-bsuite", _R2D2_TRIALS, _R2D2_SMALL),
+    "breakout-minatar-flicker": Preset("Breakout-MinAtar", _R2D2_TRIALS, _R2D2_FLICKER, usual=False),
+}
+
+R2D2_CENTRAL: dict[str, Preset] = {
+    "atari-r2d2": Preset(
+        "Pong-v5",
+        "Kapturowski et al. 2019, section 2.3 and appendix: windows of 80 steps every 40, 40 of them to burn in, "
+        "batches of 64, n 5, gamma 0.997, rate 1e-4 and eps 1e-3 of Adam, target every 2,500, priority exponent 0.9, eta 0.9, "
+        "an LSTM of 512 behind the Nature CNN, dueling, rewards as they are. 64 actors, 100,000 steps held and a "
+        "gradient norm of 40 (Ape-X's) here; 256 actors and 4,000,000 steps there.",
+        {
+            "num_envs": 64,
+            "num_actors": 64,
+            "env_options": ("reward_clip=False",),
+            "rollout_length": 40,
+            "num_steps": 50_000_000,
+            "learning_rate": 1e-4,
+            "adam_eps": 1e-3,
+            "gamma": 0.997,
+            "n_step": 5,
+            "batch_size": 64,
+            "samples_per_insert": 1.0,
+            "buffer_capacity": 100_000,
+            "min_replay_size": 50_000,
+            "target_update_period": 2_500,
+            "max_grad_norm": 40.0,
+            "sequence_length": 80,
+            "burn_in": 40,
+            "sequence_period": 40,
+            "memory": "lstm",
+            "memory_size": 512,
             "torso": "nature_cnn",
             "hidden_sizes": (512,),
             "eval_episodes": 10,
@@ -533,6 +669,7 @@ _TABLES: dict[str, tuple[dict[str, Preset], ...]] = {
     "impala": (IMPALA, IMPALA_SEBULBA),
     "ppo": (PPO, PPO_SEBULBA, PPO_ATARI),
     "pqn": (PQN,),
+    "r2d2": (R2D2, R2D2_CENTRAL),
     "reppo": (REPPO,),
     "sac": (SAC,),
     "td3": (TD3,),

@@ -371,7 +371,7 @@ def _preset(subject: Subject, argv: Sequence[str]) -> tuple[Preset | None, str]:
         wanted = env or subject.defaults.get("env", SetupFlags.env)
         if placements.get(subject.placement).whole_episodes:
             return None, f"none by itself: {subject.placement} plays whole episodes, presets are for rollouts"
-        name = next((key for key, preset in known.items() if preset.env == wanted), None)
+        name = next((key for key, preset in known.items() if preset.env == wanted and preset.usual), None)
         why = f"made for {wanted}; --preset {NO_PRESET} takes the plain defaults"
     if name in (None, NO_PRESET):
         return None, f"none: plain defaults{'' if asked else f' (there is no preset for {wanted})'}"

@@ -72,7 +72,7 @@ def sequences(
     sequence_period: int = 40,
     min_replay_size: int = 1,
     priority_exponent: float = 0.9,
-    importance_exponent: float = 0.6,
+    importance_exponent: float = 0.0,
     annealing_updates: int = 0,
     smallest_priority: float = 1e-6,
 ) -> Replay:
@@ -96,7 +96,7 @@ def sequences(
       sequence_period: steps from one start to the next. It must divide the rollout length, or that it.
       min_replay_size: steps it must hold before anything is learnt.
       priority_exponent: in [0, 1]; 0 draws uniformly.
-      importance_exponent: in [0, 1]; 1 corrects in full.
+      importance_exponent: in [0, 1]; 1 corrects in full, and 0, the paper's, not at all.
       annealing_updates: gradient steps over which that rises linearly to 1; 0 leaves it.
       smallest_priority: added to priorities, above 0.
 
