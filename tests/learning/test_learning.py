@@ -8,7 +8,7 @@ import pytest
 
 import podium
 from podium.agent import Agent
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(1800)]
 
@@ -115,4 +115,16 @@ def test_memory_solves_what_no_memory_can() -> None:
         for memory in ("gru", "none")
     )
     assert min(with_memory) > 0.95, with_memory
+    assert max(without) < 0.6, without
+
+
+@pytest.mark.parametrize("env", ["podium/RepeatFirst", "MemoryChain-bsuite"])
+def test_r2d2_remembers_with_every_seed_what_dqn_cannot(env: str) -> None:
+    windows = {"sequence_length": 16, "burn_in": 4, "sequence_period": 4, "memory": "gru", "memory_size": 32}
+    shared: dict[str, Any] = {"learning_rate": 1e-3, "n_step": 3}
+    config = r2d2.Config(**shared, **windows, gamma=0.97, batch_size=32, target_update_period=100, hidden_sizes=(32,))
+    sizes = {"num_steps": 100_000, "num_envs": 16}
+    returns = eval_returns(r2d2.make(config), env, 5, rollout_length=4, **sizes)
+    assert min(returns) > 0.95, returns
+    without = eval_returns(dqn.make(dqn.Config(**shared)), env, 3, rollout_length=1, **sizes)
     assert max(without) < 0.6, without
