@@ -124,7 +124,7 @@ def test_gradients_and_priorities_are_those_of_a_loop_over_steps(masked: bool, c
     config = dataclasses.replace(SMALL, **changes)
     sizes = config.hidden_sizes, config.activation, config.dueling, "mlp", "float32", config.memory, config.memory_size
     network, agent = q_network(*sizes), r2d2.make(config)
-    windows = random_windows(agent, 4, masked)
+    windows = random_windows(agent, 3, masked)
     state = agent.init(jax.random.key(0), SPEC)
     state = state._replace(target_params=agent.init(jax.random.key(1), SPEC).params)
     slow = lambda params: slow_objective(config, network, state, windows, params)
