@@ -1,8 +1,8 @@
 """The Atari games of `podium.envs.envpool_envs` through ale-py's own `AtariVectorEnv` (Farama), named `ale/Pong-v5`.
 
 Options, observations and rewards are those of `podium.envs.atari_host`. With the same actions, Pong and Breakout give
-the same bits as in envpool, but for the first three observations of an episode: here a stack begins with zeros before
-the first picture. The default of `repeat_action_probability` is podium's 0, where ale-py's own `ALE/Pong-v5` has 0.25.
+the same bits as in envpool; ale-py's own stacks begin with zeros before the first picture, here with copies of it. The
+default of `repeat_action_probability` is podium's 0, where ale-py's own `ALE/Pong-v5` has 0.25.
 """
 
 from __future__ import annotations
@@ -80,15 +80,30 @@ class _Emulators:
     def __init__(self, pool: Any, seeds: list[int]):
         self._pool = pool
         self._seeds: np.ndarray | None = np.asarray(seeds)
+        self._over, self._age = np.zeros(len(seeds), bool), np.zeros(len(seeds), int)
 
     def reset(self) -> tuple[np.ndarray, np.ndarray]:
         pictures, info = self._pool.reset(seed=self._seeds)
         self._seeds = None  # A second reset goes on with other games.
-        return pictures, info["lives"]
+        self._age[:] = 0
+        self._over[:] = False
+        return self._filled(pictures), info["lives"]
 
     def send(self, action: np.ndarray) -> None:
         self._pool.send(action)
 
     def recv(self) -> atari_host.Played:
         pictures, reward, over, cut, info = self._pool.recv()
-        return atari_host.Played(pictures, reward, over, cut, info["lives"])
+        self._age = np.where(self._over, 0, self._age + 1)
+        self._over = over | cut
+        return atari_host.Played(self._filled(pictures), reward, over, cut, info["lives"])
+
+    def _filled(self, pictures: np.ndarray) -> np.ndarray:
+        """Return stacks [B, stack, ...] with an episode's first picture in the place of zeros before it."""
+        first = pictures.shape[1] - 1 - self._age
+        if not (first > 0).any():
+            return pictures
+        filled = pictures.copy()
+        for env in np.flatnonzero(first > 0):
+            filled[env, : first[env]] = pictures[env, first[env]]
+        return filled

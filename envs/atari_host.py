@@ -151,7 +151,7 @@ def host_envs(
     `evaluation` is the protocol that scores are quoted for: whole games, no life loss, unclipped rewards; frame limit,
     sticky actions and all else as they are here.
     """
-    obs = ArraySpec((options.screen, options.screen, options.stack), np.uint8, 0, 255)
+    obs = ArraySpec((options.screen, options.screen, options.stack), np.uint8, 0, 255, options.stack)
     spec = EnvSpec(name, obs, DiscreteSpec(num_actions), options.max_episode_steps)
 
     def envs(options: Options, evaluation: HostEnvFactory | None) -> HostEnvFactory:

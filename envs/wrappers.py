@@ -130,7 +130,7 @@ def frame_stack(env: Env, num_frames: int) -> Env:
             )
         shape = spec.shape or (1,)
         low, high = (np.concatenate([np.broadcast_to(b, shape)] * num_frames, -1) for b in (spec.low, spec.high))
-        return ArraySpec((*shape[:-1], num_frames * shape[-1]), spec.dtype, low, high)
+        return ArraySpec((*shape[:-1], num_frames * shape[-1]), spec.dtype, low, high, num_frames)
 
     def push(frames: Array, obs: Array) -> Array:
         obs = jnp.atleast_1d(obs)

@@ -5,6 +5,7 @@ python experiments/benchmark.py paired --env CartPole-v1
 python experiments/benchmark.py solve --env CartPole-v1 --threshold 475
 python experiments/benchmark.py sebulba --env Pong-v5 --network negligible
 python experiments/benchmark.py central --num-envs 64
+python experiments/benchmark.py replay --env Pong-v5 --capacity 1000000
 python experiments/benchmark.py sac --buffer-capacity 1000000
 python experiments/benchmark.py atari --game Pong --num-envs 1024 --mode emulate
 python experiments/benchmark.py env --env CartPole-v1 --num-envs 1024
@@ -35,6 +36,7 @@ import gpu
 import jax
 import jax.numpy as jnp
 import machine
+import replay_rate
 import sac_rate
 import sebulba_rate
 import sweep_rate
@@ -368,6 +370,13 @@ def sac_beside_rejax(flags: sac_rate.SacFlags) -> dict[str, Any]:
     return {**sac_rate.measure(flags), **_circumstances()}
 
 
+def replay(flags: replay_rate.ReplayFlags) -> dict[str, Any]:
+    """Measure a replay; see `replay_rate.ReplayFlags`."""
+    names = ("capacity", "num_envs", "rollout_length", "batch_size", "n_step", "recorded", "updates", "repeats")
+    _check_positive(flags, *names)
+    return {**replay_rate.measure(flags), **_circumstances()}
+
+
 def sweep(flags: sweep_rate.SweepFlags) -> dict[str, Any]:
     """Measure a sweep in one program beside other ways; see `sweep_rate.SweepFlags`."""
     names = ("settings", "seeds", "num_steps", "num_envs", "rollout_length", "num_epochs", "num_minibatches", "rounds")
@@ -502,6 +511,7 @@ def _main(argv: Sequence[str]) -> int:
         | Annotated[evolution_rate.EvolutionFlags, tyro.conf.subcommand("evolution")]
         | Annotated[sac_rate.SacFlags, tyro.conf.subcommand("sac")]
         | Annotated[sweep_rate.SweepFlags, tyro.conf.subcommand("sweep")]
+        | Annotated[replay_rate.ReplayFlags, tyro.conf.subcommand("replay")]
         | Annotated[atari_rate.AtariFlags, tyro.conf.subcommand("atari")]
         | Annotated[EnvFlags, tyro.conf.subcommand("env")]
         | Annotated[ScalingFlags, tyro.conf.subcommand("scaling")]
@@ -520,6 +530,7 @@ def _main(argv: Sequence[str]) -> int:
         evolution_rate.EvolutionFlags: evolution,
         sac_rate.SacFlags: sac_beside_rejax,
         sweep_rate.SweepFlags: sweep,
+        replay_rate.ReplayFlags: replay,
         atari_rate.AtariFlags: atari,
         EnvFlags: env_bound,
         MatmulFlags: matmul,

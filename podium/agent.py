@@ -61,6 +61,8 @@ class Replay(NamedTuple):
 
     Attributes:
       init: `(item, num_envs, num_lanes, rollout_length) -> ReplayState`; `item` is one stored item (no batch axes).
+        With `keeps_frames` it takes `stacks` too: of how many frames each array of `item.obs` is a stack
+        (`ArraySpec.num_frames`), or None.
       add: `(ReplayState, items [T, B, ...]) -> ReplayState`.
       can_sample: `(ReplayState) -> bool scalar`.
       sample: `(key, ReplayState) -> (minibatch [N, ...], indices)`.
@@ -76,6 +78,7 @@ class Replay(NamedTuple):
       cut: `(ReplayState, gap [B]) -> ReplayState`, before an `add`: what is held of these environments ends here, as if
         cut, for what is added does not follow it in time (`Trajectory.gap`). None where items are never joined.
       steps_per_item: steps that are learnt from in one item of a minibatch: 1, or those of a window.
+      keeps_frames: whether `init` takes `stacks`, and what it makes then keeps every frame of them once.
     """
 
     init: Callable[..., PyTree]
@@ -89,6 +92,7 @@ class Replay(NamedTuple):
     updates_per_step: float | None = None
     cut: Callable[[PyTree, Array], PyTree] | None = None
     steps_per_item: int = 1
+    keeps_frames: bool = False
 
     @property
     def steps_per_batch(self) -> int:

@@ -25,12 +25,15 @@ class ArraySpec:
       dtype: of the array.
       low: smallest value; a number or an array that broadcasts to `shape`.
       high: largest value, likewise.
+      num_frames: of observations, how many frames lie side by side on the last axis, oldest first: a step drops the
+        oldest and adds one, and an episode begins with its first frame so many times. Replays keep every frame once.
     """
 
     shape: tuple[int, ...]
     dtype: Any = np.float32
     low: Any = -np.inf
     high: Any = np.inf
+    num_frames: int = 1
 
     def zeros(self, *batch: int) -> Array:
         """Return zeros of this spec with leading `batch` axes."""

@@ -45,6 +45,8 @@ NIGHTLY = (
     "tests/engines/test_engines.py::test_a_killed_process_is_lost",
     "tests/engines/test_engines.py::test_a_heartbeat_can_end_a_call_that_hangs",
     "tests/engines/test_engines.py::test_a_lost_head_ends_the_run_with_a_sentence",
+    "tests/test_replay_frames.py::test_agents_learn_the_same_of_frames_as_of_stacks[apex",
+    "tests/test_replay_frames.py::test_agents_learn_the_same_of_frames_as_of_stacks[dqn-anakin",
     # Products of agents and placements, of which tests/parity and tests/placements keep covering pairs.
     "tests/agents/test_ppo.py::test_the_first_ratio_is_1[{'box'",
     "tests/agents/test_ppo.py::test_the_first_ratio_is_1[{'memory'",

@@ -172,7 +172,7 @@ class _Environment:
         size = options.screen
         shape = (size, size, options.stack) if self._draws else (128,)
         steps = -(-options.max_episode_frames // options.frame_skip)
-        obs = ArraySpec(shape, np.uint8, 0, 255)
+        obs = ArraySpec(shape, np.uint8, 0, 255, options.stack if self._draws else 1)
         self._spec = EnvSpec(name, obs, DiscreteSpec(self._actions.shape[1]), steps)
         self._play = for_one(self._play_all)
 

@@ -22,6 +22,7 @@ from podium.env import Env
 from podium.host import HostEnvFactory
 from podium.placement.report import NEVER, Move, Report, Role, device_name, in_bytes, nbytes, numbers, roles_on, shares  # noqa: F401
 from podium.ranges import check_positive
+from podium.replay.frames import stacks_of
 from podium.rollout import Rollout, RolloutState
 from podium.tally import OF_EPISODES, Addition
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree
@@ -378,7 +379,10 @@ class Placement:
         """
         asked = Asked(num_envs, rollout_length, seeds, num_lanes, max_updates)
         self._check_asked(agent, env, asked)
-        return self.program(agent, env, asked)
+        program = self.program(agent, env, asked)
+        if agent.replay is not None and agent.replay.keeps_frames and stacks_of(env.spec.obs) is not None:
+            program.layout += ", frames kept once"  # Another form of the replay's state than of whole stacks.
+        return program
 
     def program(self, agent: Agent, env: Env | HostEnvFactory, asked: Asked) -> Program:
         """Return the program for what was asked, which `build` has checked as far as it goes for every placement."""

@@ -274,7 +274,7 @@ class ReplayLoop(ActorLearnerLoop):
         self._engine = resolve_engine(placement.replay_engine, "replay_engine")
         planner = placement.replay_device or devices[0]
         plan = plan_shapes(acting, sizes.rollout_length, sizes.num_envs)
-        self._functions = ReplayFunctions(acting.agent, sizes, plan, None if self._engine.apart else planner)
+        self._functions = ReplayFunctions(acting, sizes, plan, None if self._engine.apart else planner)
         self._drawn, self._steps_per_batch = self._functions.drawn(), self._functions.replay.steps_per_batch
         self._steps = MinibatchSteps(self.learner, self._drawn.minibatch, planner)
         self._inserted: deque[Inserted] = deque()  # Until learning starts an update takes one, then all there are.

@@ -14,7 +14,7 @@ from podium.ops import sum_tree
 from podium.replay.priorities import Priorities, check_exponents, importance, no_priorities, rank, weight_of
 from podium.replay.ring import ReplayState, Transition, lane_keys
 from podium.replay.steps import Batch, n_step_return, read, uniform
-from podium.types import Array, Key
+from podium.types import Array, Key, PyTree
 
 
 class Estimate(NamedTuple):
@@ -89,8 +89,10 @@ def prioritized(
     check_exponents(priority_exponent, importance_exponent, annealing_updates, smallest_priority)
     plain = uniform(buffer_capacity, batch_size, num_updates, min_replay_size, n_step, gamma)
 
-    def init(item: Transition, num_envs: int, num_lanes: int, rollout_length: int) -> PrioritizedState:
-        ring = plain.init(item, num_envs, num_lanes, rollout_length)
+    def init(
+        item: Transition, num_envs: int, num_lanes: int, rollout_length: int, stacks: PyTree = None
+    ) -> PrioritizedState:
+        ring = plain.init(item, num_envs, num_lanes, rollout_length, stacks)
         _, rows, envs = ring.items.reward.shape
         return PrioritizedState(ring, no_priorities(num_lanes, rows * envs))
 
@@ -133,15 +135,17 @@ def prioritized(
     def sample(key: Key, state: PrioritizedState) -> tuple[Batch, Array]:
         num_lanes, _, num_envs = state.ring.items.reward.shape
 
-        def sample_lane(key: Key, lane: Transition, levels: sum_tree.Levels) -> tuple[Batch, Array]:
+        def sample_lane(key: Key, lane: Transition, levels: sum_tree.Levels) -> tuple[tuple[Batch, Array], Array]:
             index = sum_tree.draw(key, levels, batch_size // num_lanes)
             share = levels[0].at[index].get(mode="promise_in_bounds") / sum_tree.total(levels)
             batch = read(lane, index // num_envs, index % num_envs, n_step, gamma)
-            return batch._replace(weight=share), index
+            return (batch, share), index
 
-        minibatch, indices = jax.vmap(sample_lane)(lane_keys(key, num_lanes), state.ring.items, state.priorities.levels)
-        minibatch = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), minibatch)
-        weight = importance(minibatch.weight, importance_exponent, annealing_updates, state.priorities.updates)
+        drawn, indices = jax.vmap(sample_lane)(lane_keys(key, num_lanes), state.ring.items, state.priorities.levels)
+        minibatch, share = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), drawn)
+        weight = importance(share, importance_exponent, annealing_updates, state.priorities.updates)
+        if minibatch.weight is not None:  # What was ranked may have become no transition since.
+            weight = weight * minibatch.weight
         return minibatch._replace(weight=weight), indices
 
     def update_priorities(state: PrioritizedState, indices: Array, td_error: Array | None) -> PrioritizedState:
@@ -151,7 +155,8 @@ def prioritized(
         assert plain.cut is not None
         return state._replace(ring=plain.cut(state.ring, gap))
 
-    return Replay(init, add, can_sample, sample, batch_size, num_updates, update_priorities, cut=cut)
+    functions = init, add, can_sample, sample
+    return Replay(*functions, batch_size, num_updates, update_priorities, cut=cut, keeps_frames=True)
 
 
 def _first_error(seen: Any, estimate: Estimate, n_step: int, gamma: float) -> Array:

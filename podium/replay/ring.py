@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from podium.ranges import check_value, nearest_multiples
+from podium.replay import frames
+from podium.replay.frames import Frames
 from podium.types import Array, PyTree, Trajectory
 
 # Rows are counted and indexed in int32.
@@ -31,14 +33,17 @@ class ReplayState(NamedTuple):
     """What a replay holds. Arrays have the lane axis in front; the scalars are the same for every lane.
 
     Attributes:
-      items: `Transition` of arrays [L, rows, E, ...].
+      items: `Transition` of arrays [L, rows, E, ...]; where observations are stacks of frames, their `Frames` stand in
+        `obs`, and None in `next_obs`.
       position: int32 scalar, the row that the next insertion writes first.
       filled: int32 scalar, rows that hold data.
+      place: int32 scalar, the place of `Frames` that the next insertion writes first; None where there are none.
     """
 
     items: Transition
     position: Array
     filled: Array
+    place: Array | None = None
 
 
 def transitions(trajectory: Trajectory) -> Transition:
@@ -46,11 +51,34 @@ def transitions(trajectory: Trajectory) -> Transition:
     return Transition(*(getattr(trajectory, field) for field in Transition._fields))
 
 
-def empty(item: Transition, num_envs: int, num_lanes: int, rows: int) -> ReplayState:
-    """Return a ring of so many rows with nothing in it, for items like `item` (no batch axes)."""
+def empty(
+    item: Transition, num_envs: int, num_lanes: int, rows: int, rollout_length: int, stacks: PyTree = None
+) -> ReplayState:
+    """Return a ring of so many rows with nothing in it.
+
+    Args:
+      item: one item (no batch axes).
+      num_envs: over all lanes.
+      num_lanes: L.
+      rows: of whole rollouts.
+      rollout_length: T.
+      stacks: of how many frames the arrays of `item.obs` are stacks, a tree of its structure; None for 1 each.
+    """
     shape = (num_lanes, rows, num_envs // num_lanes)
-    items = jax.tree.map(lambda x: jnp.zeros((*shape, *x.shape), x.dtype), item)
-    return ReplayState(items, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+    zeros = lambda x: jnp.zeros((*shape, *x.shape), x.dtype)
+    nothing = jnp.zeros((), jnp.int32)
+    most = 1 if stacks is None else max(jax.tree.leaves(stacks))
+    if most == 1:
+        return ReplayState(jax.tree.map(zeros, item), nothing, nothing)
+    places = frames.ring_size(rows, most, rollout_length)
+    kept = lambda x, number: frames.empty(x, number, shape, places) if number > 1 else zeros(x)
+    others = jax.tree.map(zeros, item._replace(obs=(), next_obs=(), valid=None))
+    items = others._replace(
+        obs=jax.tree.map(kept, item.obs, stacks),
+        next_obs=jax.tree.map(lambda x, number: None if number > 1 else zeros(x), item.next_obs, stacks),
+        valid=jnp.zeros(shape, bool),
+    )
+    return ReplayState(items, nothing, nothing, nothing)
 
 
 def write(state: ReplayState, items: Transition) -> ReplayState:
@@ -59,19 +87,86 @@ def write(state: ReplayState, items: Transition) -> ReplayState:
     Raises:
       ValueError: T does not divide the rows.
     """
-    num_lanes, rows, num_envs = state.items.reward.shape
+    num_lanes, rows, _ = state.items.reward.shape
     time = items.reward.shape[0]
     if rows % time:
         raise ValueError(f"a rollout of {time} steps does not divide the {rows} rows that `init` made for another.")
+    held, place, new = state.items, state.place, jax.tree.map(lambda x: in_lanes(x, num_lanes), items)
+    if place is not None:
+        held, place, new = _write_frames(held, place, state.position, new)
+    put = lambda ring, new: _update(ring, new, state.position)
+    written = jax.tree.map(put, held._replace(obs=(), next_obs=()), new._replace(obs=(), next_obs=()))
+    seen = [
+        jax.tree.map(lambda ring, new: ring if _is_frames(ring) else put(ring, new), *both, is_leaf=_is_frames)
+        for both in ((held.obs, new.obs), (held.next_obs, new.next_obs))
+    ]
+    written = written._replace(obs=seen[0], next_obs=seen[1])
+    return ReplayState(written, (state.position + time) % rows, jnp.minimum(state.filled + time, rows), place)
 
-    def put(ring: Array, new: Array) -> Array:
-        return jax.lax.dynamic_update_slice_in_dim(ring, in_lanes(new, num_lanes), state.position, axis=1)
 
-    return ReplayState(
-        jax.tree.map(put, state.items, items),
-        (state.position + time) % rows,
-        jnp.minimum(state.filled + time, rows),
-    )
+def _write_frames(held: Transition, place: Array, row: Array, new: Transition) -> tuple[Transition, Array, Transition]:
+    """Write the stacks of a rollout [L, T, E, ...].
+
+    Returns:
+      what is held, the next place, and what is left to be written: stacks no longer, and steps that could not be kept
+      as no transitions.
+    """
+    (_, rows, _), time = held.reward.shape, new.reward.shape[1]
+    previous = (row - 1) % rows
+    at_previous = lambda x: jax.lax.dynamic_index_in_dim(x, previous, axis=1, keepdims=False)
+    valid = jnp.ones(new.reward.shape, bool) if new.valid is None else new.valid
+    assert held.valid is not None
+    before = at_previous(held.valid)
+    all_kept = frames.Kept(valid, before)
+    structure: Any = jax.tree.structure(new.obs)
+    leaves = [structure.flatten_up_to(tree) for tree in (held.obs, new.obs, new.next_obs)]
+    following = place
+    for i, (stacks, obs, next_obs) in enumerate(zip(*leaves, strict=True)):
+        if isinstance(stacks, Frames):
+            steps = frames.Steps(obs, next_obs, new.terminated, valid)
+            leaves[0][i], kept = frames.write(stacks, steps, before, row, place)
+            leaves[1][i], leaves[2][i] = leaves[0][i], None
+            all_kept = jax.tree.map(jnp.logical_and, all_kept, kept)
+            following = (place + time) % (stacks.frames.shape[1] - stacks.owner.shape[1])
+    held_obs, new_obs, new_next_obs = (structure.unflatten(each) for each in leaves)
+    before = _update(held.valid, (all_kept.before | (before & at_previous(held.terminated)))[:, None], previous)
+    new = new._replace(obs=new_obs, next_obs=new_next_obs, valid=all_kept.rollout)
+    return held._replace(obs=held_obs, valid=before), following, new
+
+
+def ends_at(lane: Transition, row: Array, stop: Array, env: Array) -> tuple[PyTree, PyTree]:
+    """Return `obs` of one lane [rows, E, ...] at `row`, and `next_obs` at `stop`, of environments `env`; [...] each."""
+    structure: Any = jax.tree.structure(lane.obs, is_leaf=_is_frames)
+    pairs = []
+    for obs, next_obs in zip(*(structure.flatten_up_to(x) for x in (lane.obs, lane.next_obs)), strict=True):
+        if not isinstance(obs, Frames):
+            pairs.append((at(obs, row, env), at(next_obs, stop, env)))
+        elif stop is row:
+            pairs.append(frames.both_at(obs, row, env))
+        else:
+            pairs.append((frames.obs_at(obs, row, env), frames.next_obs_at(obs, stop, env)))
+    first, second = zip(*pairs, strict=True)
+    return structure.unflatten(first), structure.unflatten(second)
+
+
+def window_at(lane: Transition, row: Array, env: Array) -> Transition:
+    """Return all of one lane [rows, E, ...] at rows and environments [...]."""
+    obs, next_obs = ends_at(lane, row, row, env)
+    others = jax.tree.map(lambda x: at(x, row, env), lane._replace(obs=(), next_obs=()))
+    return others._replace(obs=obs, next_obs=next_obs)
+
+
+def at(x: Array, row: Array, env: Array) -> Array:
+    """Return an array of one lane [rows, E, ...] at rows and environments, which broadcast."""
+    return x.at[row, env].get(mode="promise_in_bounds")
+
+
+def _update(ring: Array, new: Array, row: Array) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(ring, new, row, axis=1)
+
+
+def _is_frames(x: object) -> bool:
+    return isinstance(x, Frames)
 
 
 def in_lanes(x: Array, num_lanes: int) -> Array:

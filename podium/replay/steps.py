@@ -103,11 +103,13 @@ def uniform(
     ring.check_sizes(buffer_capacity, min_replay_size, batch_size=batch_size, num_updates=num_updates, n_step=n_step)
     check_value("gamma", gamma, "fractions", "0.99 is usual")
 
-    def init(item: Transition, num_envs: int, num_lanes: int, rollout_length: int) -> ReplayState:
+    def init(
+        item: Transition, num_envs: int, num_lanes: int, rollout_length: int, stacks: PyTree = None
+    ) -> ReplayState:
         ring.check_lanes(num_envs, batch_size, num_lanes)
         rows = _check_rows(buffer_capacity, num_envs, rollout_length, n_step)
         ring.check_fill(buffer_capacity, min_replay_size, rows * num_envs)
-        return ring.empty(item, num_envs, num_lanes, rows)
+        return ring.empty(item, num_envs, num_lanes, rows, rollout_length, stacks)
 
     def can_sample(state: ReplayState) -> Array:
         return ring.holds(state, min_replay_size) & (state.filled >= n_step)
@@ -137,7 +139,7 @@ def uniform(
         truncated = jax.vmap(cut_lane)(state.items.truncated, gap.reshape(num_lanes, num_envs))
         return state._replace(items=state.items._replace(truncated=truncated))
 
-    return Replay(init, ring.write, can_sample, sample, batch_size, num_updates, cut=cut)
+    return Replay(init, ring.write, can_sample, sample, batch_size, num_updates, cut=cut, keeps_frames=True)
 
 
 def draw_below(key: Key, size: int, bound: Array, largest: int) -> Array:
@@ -155,22 +157,20 @@ def read(lane: Transition, row: Array, env: Array, n_step: int, gamma: float) ->
     """Gather from one lane [rows, E, ...] the n-step transitions that begin at `row` [n] of `env` [n]."""
     rows = lane.reward.shape[0]
 
-    def at(x: Array, row: Array, env: Array) -> Array:
-        return x.at[row, env].get(mode="promise_in_bounds")
-
     window = (row[:, None] + jnp.arange(n_step)) % rows
     flags = (lane.reward, lane.terminated, lane.truncated, lane.valid)
-    rewards, terminated, truncated, valid = jax.tree.map(lambda x: at(x, window, env[:, None]), flags)
+    rewards, terminated, truncated, valid = jax.tree.map(lambda x: ring.at(x, window, env[:, None]), flags)
     reward, discount, length = n_step_return(rewards, terminated, truncated, valid, gamma)
     # Observations are the bulk of the data: only those at both ends of the window are read.
-    stop = (row + length - 1) % rows
+    stop = row if n_step == 1 else (row + length - 1) % rows
+    obs, next_obs = ring.ends_at(lane, row, stop, env)
     return Batch(
-        obs=jax.tree.map(lambda x: at(x, row, env), lane.obs),
-        action=at(lane.action, row, env),
+        obs=obs,
+        action=ring.at(lane.action, row, env),
         reward=reward,
         discount=discount,
-        next_obs=jax.tree.map(lambda x: at(x, stop, env), lane.next_obs),
-        weight=None if lane.valid is None else at(lane.valid, row, env).astype(jnp.float32),
+        next_obs=next_obs,
+        weight=None if lane.valid is None else ring.at(lane.valid, row, env).astype(jnp.float32),
     )
 
 

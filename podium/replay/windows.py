@@ -118,11 +118,13 @@ def sequences(
     check_exponents(priority_exponent, importance_exponent, annealing_updates, smallest_priority)
     weigh = partial(weight_of, exponent=priority_exponent, smallest=smallest_priority)
 
-    def init(item: Transition, num_envs: int, num_lanes: int, rollout_length: int) -> SequenceState:
+    def init(
+        item: Transition, num_envs: int, num_lanes: int, rollout_length: int, stacks: PyTree = None
+    ) -> SequenceState:
         ring.check_lanes(num_envs, batch_size, num_lanes)
         rows = _check_rows(buffer_capacity, num_envs, rollout_length, sequence_length, sequence_period)
         ring.check_fill(buffer_capacity, min_replay_size, rows * num_envs)
-        steps = ring.empty(item._replace(extras=()), num_envs, num_lanes, rows)
+        steps = ring.empty(item._replace(extras=()), num_envs, num_lanes, rows, rollout_length, stacks)
         shape = num_lanes, rows // sequence_period, num_envs // num_lanes
         starts = jax.tree.map(lambda x: jnp.zeros((*shape, *x.shape), x.dtype), item.extras)
         unbroken = jnp.zeros((num_lanes, num_envs // num_lanes), jnp.int32)
@@ -182,8 +184,8 @@ def sequences(
             share = levels[0].at[index].get(mode="promise_in_bounds") / sum_tree.total(levels)
             start, env = index // num_envs, index % num_envs
             row = (start[:, None] * sequence_period + jnp.arange(sequence_length)) % rows
-            window = jax.tree.map(lambda x: x.at[row, env[:, None]].get(mode="promise_in_bounds"), steps)
-            memory = jax.tree.map(lambda x: x.at[start, env].get(mode="promise_in_bounds"), starts)
+            window = ring.window_at(steps, row, jnp.broadcast_to(env[:, None], row.shape))
+            memory = jax.tree.map(lambda x: ring.at(x, start, env), starts)
             return (window._replace(extras=memory), share), index
 
         held = state.ring.items, state.starts, state.priorities.levels
@@ -201,7 +203,9 @@ def sequences(
 
     learnt = sequence_length - burn_in
     functions = init, add, can_sample, sample
-    return Replay(*functions, batch_size, num_updates, update_priorities, cut=cut, steps_per_item=learnt)
+    return Replay(
+        *functions, batch_size, num_updates, update_priorities, cut=cut, steps_per_item=learnt, keeps_frames=True
+    )
 
 
 def window_priority(td_error: Array, valid: Array | None = None, max_weight: float = 0.9) -> Array:

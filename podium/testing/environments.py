@@ -12,7 +12,7 @@ import numpy as np
 
 from podium.env import Env
 from podium.testing.errors import ContractError
-from podium.testing.specs import broken, check_spec, is_spec, within
+from podium.testing.specs import broken, check_frames, check_spec, is_spec, within
 from podium.types import Array, Key, PyTree, TimeStep
 
 _MOST_STEPS = 3_000
@@ -54,6 +54,7 @@ def check_env(env: Env, *, num_steps: int = 200, key: Key | None = None) -> None
     play = _play(env, key, num_steps)
     _check_values(env, play)
     _check_next_obs(env, play)
+    _check_frames(env, play)
     _check_plain_calls(env, play)
     if env.render is not None:
         _check_render(env, play)
@@ -288,6 +289,15 @@ def _check_next_obs(env: Env, play: _Play) -> None:
     _check_same(env, obs, next_obs, rule, "They differ only where `last` is set and a new episode began.")
     if last[:, 0].any():
         _check_self_reset(env, play, int(np.flatnonzero(last[:, 0])[0]))
+
+
+def _check_frames(env: Env, play: _Play) -> None:
+    first, timesteps = play.starts[1], play.timesteps
+    before = jax.tree.map(lambda x, y: np.concatenate([x[None], y[:-1]]), first.obs, timesteps.obs)
+    follows = np.ones(timesteps.last.shape, bool)
+    if not env.resets_itself:  # What follows an end is one of the resets.
+        follows[1:] = ~np.asarray(timesteps.last)[:-1]
+    check_frames(env.spec, first.obs, before, timesteps.next_obs, follows)
 
 
 def _check_self_reset(env: Env, play: _Play, end: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from podium.host import HostEnv, HostEnvFactory
 from podium.testing.errors import ContractError
-from podium.testing.specs import broken, check_spec, is_spec, within
+from podium.testing.specs import broken, check_frames, check_spec, is_spec, within
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, PyTree, TimeStep
 
 _COPY = "Copy what a later step overwrites."
@@ -50,6 +50,10 @@ def check_host_env(envs: HostEnvFactory, *, num_envs: int = 4, num_steps: int = 
     play = _stack(steps)
     _check_values(envs.spec, play)
     _check_ends(envs.spec, play)
+    following = play.next_obs if play.valid is None else play.obs
+    before, after = jax.tree.map(lambda x: x[:-1], play.obs), jax.tree.map(lambda x: x[1:], following)
+    valid = np.ones(play.reward.shape, bool) if play.valid is None else np.asarray(play.valid)
+    check_frames(envs.spec, jax.tree.map(lambda x: x[0], play.obs), before, after, valid[1:])
     again = _stack(_play(envs, actions, seed, 0))
     _check_same(envs.spec, play, again, "the same seed and actions gave other results.", _SEED)
     for group in (slice(0, 1), slice(1, num_envs)):

@@ -29,6 +29,12 @@ def check_spec(spec: Any) -> None:
     for leaf in [*leaves, spec.action]:
         if isinstance(leaf, DiscreteSpec) and leaf.num_values < 1:
             raise broken(spec, f"a DiscreteSpec has num_values={leaf.num_values}.", "It needs at least 1 value.")
+        if isinstance(leaf, ArraySpec) and leaf.num_frames > 1 and (leaf.shape or (0,))[-1] % leaf.num_frames:
+            raise broken(
+                spec,
+                f"an ArraySpec of shape {list(leaf.shape)} has num_frames={leaf.num_frames}.",
+                "It must divide the last axis.",
+            )
         if isinstance(leaf, ArraySpec) and not np.all(np.asarray(leaf.low) <= np.asarray(leaf.high)):
             raise broken(spec, "an ArraySpec has a low above its high.", "Swap them.")
     limit = spec.max_episode_steps
@@ -44,6 +50,36 @@ def within(spec: Any, value: Any) -> bool:
     low, high = np.asarray(spec.low, np.float64), np.asarray(spec.high, np.float64)
     slack = 1e-5 * np.maximum(1, np.where(np.isfinite(high), np.abs(high), 1))
     return bool(np.all((value >= low - slack) & (value <= high + slack)))
+
+
+def check_frames(spec: EnvSpec, first: Any, before: Any, after: Any, counts: np.ndarray) -> None:
+    """Raise ContractError for stacks of frames that are none.
+
+    Args:
+      spec: of the environment.
+      first: observations of resets, [B, ...].
+      before: what was acted on, [T, B, ...].
+      after: what that led to, [T, B, ...].
+      counts: [T, B] bool, which of these rows are transitions that follow.
+    """
+    leaves = jax.tree.leaves(spec.obs, is_leaf=is_spec)
+    for leaf, *seen in zip(leaves, *(jax.tree.leaves(x) for x in (first, before, after)), strict=True):
+        if not isinstance(leaf, ArraySpec) or leaf.num_frames == 1:
+            continue
+        width = leaf.shape[-1] // leaf.num_frames
+        begun, acted_on, led_to = (np.asarray(x) for x in seen)
+        if not np.array_equal(begun[..., width:], begun[..., :-width]):
+            raise broken(
+                spec,
+                f"its first observation is no stack of one frame, but the spec says num_frames={leaf.num_frames}.",
+                "Fill the stack with the first frame, as podium.envs.wrappers.frame_stack does, or leave num_frames 1.",
+            )
+        if not np.array_equal(acted_on[counts][..., width:], led_to[counts][..., :-width]):
+            raise broken(
+                spec,
+                f"next_obs is not obs less its oldest frame and one more; the spec says num_frames={leaf.num_frames}.",
+                "Put the newest frame last, or leave num_frames 1.",
+            )
 
 
 def is_spec(spec: Any) -> bool:

@@ -21,6 +21,7 @@ from podium.learn import (
     why_not_divides,
 )
 from podium.placement.contract import Acting, RunState, Sizes, nbytes
+from podium.replay.frames import stacks_of
 from podium.rollout import zeros
 from podium.types import Array, Key, PyTree, Trajectory
 
@@ -39,14 +40,16 @@ def start(key: Key, acting: Acting, sizes: Sizes, with_replay: bool = True, with
 
 def empty_replay(acting: Acting, sizes: Sizes) -> PyTree:
     """Return the agent's replay with nothing in it, or `()`."""
-    return () if acting.agent.replay is None else replay_of(acting.agent, sizes, plan_shapes(acting, 1, 1))
+    return () if acting.agent.replay is None else replay_of(acting, sizes, plan_shapes(acting, 1, 1))
 
 
-def replay_of(agent: Agent, sizes: Sizes, plan: Plan) -> PyTree:
+def replay_of(acting: Acting, sizes: Sizes, plan: Plan) -> PyTree:
     """Return the agent's replay with nothing in it, for the data of such plans; shapes will do."""
-    assert agent.replay is not None
+    replay = acting.agent.replay
+    assert replay is not None
     item = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), plan.data)
-    return agent.replay.init(item, sizes.num_envs, sizes.num_lanes, sizes.rollout_length)
+    stacks = {"stacks": stacks_of(acting.spec.obs, item.obs)} if replay.keeps_frames else {}
+    return replay.init(item, sizes.num_envs, sizes.num_lanes, sizes.rollout_length, **stacks)
 
 
 def plan_shapes(acting: Acting, length: int, num_envs: int) -> Plan:

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from podium.agent import Agent, Replay
+from podium.agent import Replay
 from podium.devices import jit
 from podium.learn import num_updates
 from podium.placement.compiled.iteration import replay_of
-from podium.placement.contract import Sizes
+from podium.placement.contract import Acting, Sizes
 from podium.placement.remote.engine import Engine, FragmentError, LostError, Reply, within
 from podium.placement.threads.supervision import ActorError, Heartbeat, acquired
 from podium.types import Array, Key, PyTree
@@ -38,7 +38,7 @@ class ReplayFunctions:
       device: that holds it; None is the first of the process.
     """
 
-    agent: Agent
+    acting: Acting
     sizes: Sizes
     plan: PyTree
     device: jax.Device | None
@@ -46,12 +46,12 @@ class ReplayFunctions:
     @property
     def replay(self) -> Replay:
         """The agent's."""
-        assert self.agent.replay is not None
-        return self.agent.replay
+        assert self.acting.agent.replay is not None
+        return self.acting.agent.replay
 
     def empty(self) -> PyTree:
         """Return the replay's state with nothing in it."""
-        return replay_of(self.agent, self.sizes, self.plan)
+        return replay_of(self.acting, self.sizes, self.plan)
 
     def drawn(self) -> Drawn:
         """Return what it will give."""
