@@ -36,16 +36,20 @@ class Env(NamedTuple):
     random_first_length: bool = False
 
 
-def restart(obs: PyTree, info: dict[str, Any] | None = None) -> TimeStep:
-    """Return the first TimeStep of an episode: reward 0, not ended."""
-    no = jnp.zeros((), bool)
-    return TimeStep(obs, jnp.zeros((), jnp.float32), no, no, obs, info or {})
+def restart(obs: PyTree, info: dict[str, Any] | None = None, turn: Any = None) -> TimeStep:
+    """Return the first TimeStep of an episode: reward 0, not ended. Give `turn` where `transition` is given it."""
+    return transition(obs, 0.0, False, False, info, turn)
 
 
 def transition(
-    obs: PyTree, reward: Any, terminated: Any, truncated: Any = False, info: dict[str, Any] | None = None
+    obs: PyTree,
+    reward: Any,
+    terminated: Any,
+    truncated: Any = False,
+    info: dict[str, Any] | None = None,
+    turn: Any = None,
 ) -> TimeStep:
-    """Return the TimeStep after an action: casts the reward to float32 and the flags to bool."""
+    """Return the TimeStep after an action: casts reward and turn to float32 and the flags to bool."""
     return TimeStep(
         obs,
         jnp.asarray(reward, jnp.float32),
@@ -53,6 +57,7 @@ def transition(
         jnp.asarray(truncated, bool),
         obs,
         info or {},
+        turn=None if turn is None else jnp.asarray(turn, jnp.float32),
     )
 
 

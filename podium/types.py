@@ -95,6 +95,24 @@ def _describe(spec: ArraySpec | DiscreteSpec) -> tuple[Any, ...]:
     return "array", tuple(map(int, spec.shape)), np.dtype(spec.dtype).name, *bounds
 
 
+class Seen(NamedTuple):
+    """An observation that says what acting may know, and who sees what; a plain observation is a `view` alone.
+
+    Attributes:
+      view: what the policy sees, of whoever acts.
+      legal: [A] bool, the actions that may be taken, one at least, always, also at an end; None: all may.
+      world: what a centralised critic sees; None: no more than `view`.
+      player: int32, who is to move; None where nobody takes turns.
+      rules: what a planner may simulate from, such as the state of the environment; `()` where nobody asked for it.
+    """
+
+    view: PyTree
+    legal: Array | None = None
+    world: PyTree | None = None
+    player: Array | None = None
+    rules: PyTree = ()
+
+
 class TimeStep(NamedTuple):
     """One step of an environment, or a batch of them.
 
@@ -110,6 +128,9 @@ class TimeStep(NamedTuple):
         where the environment's episode ends, if a learner's may end before (a lost life).
       valid: None when every row is a real transition; else False marks a row that is none (an
         environment that resets in the NEXT step returns such a row), which losses and statistics leave out.
+      turn: None where one acts alone; else float32, in a game of two whose gains are each other's losses: -1 where the
+        opponent moves next, so that what comes is worth its negative to who moved, and 1 where the same moves again.
+        `reward` is that of who moved.
     """
 
     obs: PyTree
@@ -119,6 +140,7 @@ class TimeStep(NamedTuple):
     next_obs: PyTree
     info: dict[str, Array] = {}
     valid: Array | None = None
+    turn: Array | None = None
 
     @property
     def last(self) -> Array:
