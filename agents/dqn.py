@@ -25,6 +25,7 @@ from podium.ops.counts import Count
 from podium.ops.statistics import count_valid, masked_means
 from podium.ranges import check_fields, check_value, is_on
 from podium.replay import Batch
+from podium.seen import legal_of
 from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree, Trajectory
 
 
@@ -201,7 +202,7 @@ def make(
         value, memory = network.apply(params.network, memory, obs, first)
         if greedy:
             return ActOutput(action_values.greedy(value), memory)
-        action = action_values.epsilon_greedy(keys, value, params.epsilon)
+        action = action_values.epsilon_greedy(keys, value, params.epsilon, legal_of(obs))
         return ActOutput(action, memory, note(value, action))
 
     def plan(key: Key, state: State, trajectory: Trajectory) -> Plan:

@@ -75,6 +75,8 @@ class State(NamedTuple):
 class Batch(NamedTuple):
     """What a gradient step sees, [T, N, ...]; `log_prob` and `memory` (after the step) are what acting left.
 
+    `discount` is the trajectory's, without gamma.
+
     `num_valid`, a scalar, is how many rows are valid, for `masked_mean`; None where all are.
     """
 
@@ -83,6 +85,7 @@ class Batch(NamedTuple):
     action: Array
     log_prob: Array
     reward: Array
+    discount: Array
     terminated: Array
     truncated: Array
     next_obs: PyTree
@@ -102,7 +105,7 @@ def loss(config: Config, output: ActorCritic, next_value: Array, batch: Batch) -
     """
     log_ratio = output.policy.log_prob(batch.action) - batch.log_prob
     log_ratio, value, next_value = jax.lax.stop_gradient((log_ratio, output.value, next_value))
-    discount = config.gamma * (1.0 - batch.terminated)
+    discount = config.gamma * batch.discount
     ends, bounds = batch.terminated | batch.truncated, (config.vtrace_lambda, config.rho_bar, config.c_bar)
     target, advantage = returns.vtrace(log_ratio, batch.reward, discount, value, next_value, ends, *bounds)
     rows = output.policy, output.value, batch.action, advantage, target, batch.valid
@@ -167,6 +170,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
             networks.drawn(trajectory),
             trajectory.extras.log_prob,
             trajectory.reward,
+            trajectory.discount,
             trajectory.terminated,
             trajectory.truncated,
             trajectory.next_obs,

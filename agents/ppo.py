@@ -190,6 +190,11 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     def init(key: Key, spec: EnvSpec) -> State:
         obs_stats = statistics.init_obs_stats(spec) if config.normalize_obs else None
         params = network.init(key, spec)
+        if config.normalize_reward and spec.turns:
+            raise ValueError(
+                f"normalize_reward=True: in {spec.name} two players take turns, and no sum of rewards is one player's; "
+                "leave it out."
+            )
         return_stats = statistics.init_stats(jnp.zeros(())) if config.normalize_reward else None
         return State(params, optimizer.init(params), Count.zero(), obs_stats, return_stats)
 

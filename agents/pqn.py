@@ -33,6 +33,7 @@ from podium.ops import action_values, optimizers, returns, statistics
 from podium.ops.counts import Count
 from podium.ops.statistics import RunningStats, count_rows, masked_means
 from podium.ranges import check_fields
+from podium.seen import legal_of
 from podium.types import Array, DiscreteSpec, EnvSpec, Key, Metrics, PyTree, Trajectory
 
 
@@ -178,7 +179,8 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
 
     def act(keys: Key, params: Params, memory: PyTree, obs: PyTree, first: Array, greedy: bool) -> ActOutput:
         value, memory = network.apply(params.network, memory, statistics.normalize(params.obs_stats, obs), first)
-        action = action_values.greedy(value) if greedy else action_values.epsilon_greedy(keys, value, params.epsilon)
+        explore = params.epsilon, legal_of(obs)
+        action = action_values.greedy(value) if greedy else action_values.epsilon_greedy(keys, value, *explore)
         return ActOutput(action, memory, Extras(jnp.max(value, axis=-1), memory))
 
     def plan(key: Key, state: State, trajectory: Trajectory) -> Plan:

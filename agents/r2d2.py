@@ -35,6 +35,7 @@ from podium.ops.rescaling import rescale, unrescale
 from podium.ops.statistics import masked_means
 from podium.ranges import check_fields
 from podium.replay import Windows
+from podium.seen import legal_of
 from podium.types import Array, EnvSpec, Key, PyTree
 
 
@@ -107,9 +108,9 @@ def n_step_target(config: Config, windows: Windows, next_value: Array) -> Array:
     step = np.arange(time)[:, None] + np.arange(n)
     behind = lambda x: jnp.concatenate([x, jnp.zeros((n - 1, *x.shape[1:]), x.dtype)])
     ahead = lambda x: jnp.moveaxis(behind(x)[step], 1, -1)
-    rows = windows.reward, windows.terminated, windows.truncated, valid
-    reward, terminated, truncated, valid = map(ahead, rows)
-    total, discount, length = replay.n_step_return(reward, terminated, truncated, valid, config.gamma)
+    rows = windows.reward, windows.terminated, windows.truncated, valid, windows.turn
+    reward, terminated, truncated, valid, turn = jax.tree.map(ahead, rows)
+    total, discount, length = replay.n_step_return(reward, terminated, truncated, valid, config.gamma, turn)
     reached = jnp.take_along_axis(next_value, jnp.arange(time)[:, None] + length - 1, axis=0)
     if not config.rescale_values:
         return total + discount * reached
@@ -195,7 +196,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         if greedy:
             return ActOutput(action_values.greedy(value), following)
         epsilon = apex.epsilons(params.epsilon, carry.number, config.num_actors, config.epsilon_spread)
-        action = action_values.epsilon_greedy(keys, value, epsilon)
+        action = action_values.epsilon_greedy(keys, value, epsilon, legal_of(obs))
         return ActOutput(action, following, before if config.stored_state else ())
 
     def grad(key: Key, state: dqn.State, minibatch: Windows) -> tuple[PyTree, Aux]:

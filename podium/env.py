@@ -25,6 +25,8 @@ class Env(NamedTuple):
       pool_size: start states that `auto_reset` draws where it is not told how many: above 0 where a reset is dear.
       random_first_length: whether `auto_reset` cuts the first episode of a run after a random number of steps; set by
         `podium.envs.wrappers.random_first_length`.
+      evaluation: the environment that an evaluation plays, of the same observations and actions, where that is another:
+        of a game of two, one in which an opponent moves too. None for this one.
     """
 
     spec: EnvSpec
@@ -34,6 +36,7 @@ class Env(NamedTuple):
     resets_itself: bool = False
     pool_size: int = 0
     random_first_length: bool = False
+    evaluation: Env | None = None
 
 
 def restart(obs: PyTree, info: dict[str, Any] | None = None, turn: Any = None) -> TimeStep:

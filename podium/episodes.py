@@ -13,10 +13,14 @@ SUMS = ("episodes", "episode_return_sum", "episode_length_sum", "nonfinite_steps
 
 
 class Episodes(NamedTuple):
-    """Per environment [B]: reward and steps gathered since its episode began."""
+    """Per environment [B]: reward and steps gathered since its episode began.
+
+    Where two take turns the return is that of who moved first, and `sign` is 1 where that one moves, else -1.
+    """
 
     episode_return: Array
     episode_length: Array
+    sign: Array | None = None
 
 
 class Ended(NamedTuple):
@@ -31,9 +35,10 @@ class Ended(NamedTuple):
     nonfinite: Array | None = None
 
 
-def begin(num_envs: int) -> Episodes:
-    """Return accumulators at zero."""
-    return Episodes(jnp.zeros(num_envs, jnp.float32), jnp.zeros(num_envs, jnp.int32))
+def begin(num_envs: int, turns: bool = False) -> Episodes:
+    """Return accumulators at zero; `turns` says whether two players move in turn."""
+    sign = jnp.ones(num_envs, jnp.float32) if turns else None
+    return Episodes(jnp.zeros(num_envs, jnp.float32), jnp.zeros(num_envs, jnp.int32), sign)
 
 
 def accumulate(episodes: Episodes, timestep: TimeStep) -> tuple[Episodes, Ended]:
@@ -45,11 +50,16 @@ def accumulate(episodes: Episodes, timestep: TimeStep) -> tuple[Episodes, Ended]
     """
     valid = True if timestep.valid is None else timestep.valid
     reward = timestep.info.get("raw_reward", timestep.reward)
+    sign = episodes.sign
+    if sign is not None:
+        reward = sign * reward
     total = episodes.episode_return + jnp.where(valid, reward, 0.0)
     length = episodes.episode_length + jnp.where(valid, 1, 0)
     last = timestep.info.get("episode_end", timestep.last) & valid
     ended = Ended(last, jnp.where(last, total, 0.0), jnp.where(last, length, 0), timestep.info.get("nonfinite"))
-    return Episodes(jnp.where(last, 0.0, total), jnp.where(last, 0, length)), ended
+    if sign is not None and timestep.turn is not None:
+        sign = jnp.where(timestep.last, 1.0, sign * timestep.turn)
+    return Episodes(jnp.where(last, 0.0, total), jnp.where(last, 0, length), sign), ended
 
 
 def summarize(ended: Ended) -> Metrics:

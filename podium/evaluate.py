@@ -80,7 +80,7 @@ def longest_episode(spec: EnvSpec) -> int:
 
 def longest_evaluated(env: Env | HostEnvFactory) -> int:
     """Return `longest_episode` of what an evaluation in `env` plays."""
-    return longest_episode(((env.evaluation or env) if isinstance(env, HostEnvFactory) else env).spec)
+    return longest_episode((env.evaluation or env).spec)
 
 
 def make_evaluator(
@@ -88,6 +88,7 @@ def make_evaluator(
 ) -> Callable[..., dict[str, Array]]:
     """Return a function `(key, params) -> metrics` that plays episodes side by side; compile it with `jax.jit`.
 
+    They are those of `env.evaluation` where there is one. Where two take turns, the return is that of who moved first.
     Every episode runs until it ends, or until `max_steps` (the environment's own limit, else 10,000). An episode that
     is cut there counts with what it gathered, and is reported in `eval_unfinished`. A call may give others of
     `max_steps` and `greedy` as a third and a fourth argument; where those are arrays, nothing is compiled anew.
@@ -95,6 +96,7 @@ def make_evaluator(
     Raises:
       ValueError: for numbers that are not positive.
     """
+    env = env.evaluation or env
     usual = max_steps or longest_episode(env.spec)
     check_positive(num_episodes=num_episodes, max_steps=usual)
     env = traced_once(env)
@@ -108,22 +110,25 @@ def make_evaluator(
         zeros = jnp.zeros(num_episodes, jnp.float32)
 
         def step(state: Any) -> Any:
-            t, env_state, obs, first, carry, done, total, length = state
+            t, env_state, obs, first, carry, done, total, length, sign = state
             act_key, step_key = jax.random.split(jax.random.fold_in(play_key, t))
             act_keys = jax.random.split(act_key, num_episodes)
             action, carry = _act(agent, act_keys, params, carry, obs, first, greedy)
             step_keys = jax.random.split(step_key, num_episodes)
             env_state, timestep = jax.vmap(env.step)(step_keys, env_state, action)
             reward = timestep.info.get("raw_reward", timestep.reward)
+            if sign is not None:
+                reward, sign = sign * reward, sign * timestep.turn
             total = total + jnp.where(done, 0.0, reward)
             length = length + jnp.where(done, 0.0, 1.0)
             done = done | timestep.info.get("episode_end", timestep.last)
-            return t + 1, env_state, timestep.obs, jnp.zeros_like(first), carry, done, total, length
+            return t + 1, env_state, timestep.obs, jnp.zeros_like(first), carry, done, total, length, sign
 
         first = jnp.ones(num_episodes, bool)
-        begin = (jnp.int32(0), env_state, timestep.obs, first, carry, ~first, zeros, zeros)
+        sign = None if timestep.turn is None else jnp.ones(num_episodes)
+        begin = (jnp.int32(0), env_state, timestep.obs, first, carry, ~first, zeros, zeros, sign)
         unfinished = lambda state: (state[0] < max_steps) & ~state[5].all()
-        _, _, _, _, _, done, total, length = jax.lax.while_loop(unfinished, step, begin)
+        _, _, _, _, _, done, total, length, _ = jax.lax.while_loop(unfinished, step, begin)
         return {
             "eval_return": total.mean(),
             "eval_return_std": total.std(),
@@ -163,6 +168,7 @@ class Episodes:
     def __init__(self, env: HostEnv):
         self.env, self.obs, number = env, env.reset().obs, env.num_envs
         self.total, self.length, self.done = np.zeros(number), np.zeros(number), np.zeros(number, bool)
+        self._sign = np.ones(number)  # Where two take turns, of who moved first.
 
     def send(self, action: np.ndarray) -> None:
         """Begin a step."""
@@ -172,7 +178,9 @@ class Episodes:
         """Wait for the step, and count."""
         timestep = self.env.recv()
         self.obs = timestep.obs
-        self.total += np.where(self.done, 0.0, timestep.info.get("raw_reward", timestep.reward))
+        self.total += np.where(self.done, 0.0, self._sign * timestep.info.get("raw_reward", timestep.reward))
+        if timestep.turn is not None:
+            self._sign = self._sign * np.asarray(timestep.turn)
         self.length += ~self.done if timestep.valid is None else ~self.done & np.asarray(timestep.valid)
         self.done |= np.asarray(timestep.info.get("episode_end", timestep.last))
 

@@ -174,7 +174,10 @@ def on_host(env: Env) -> HostEnvFactory:
     def make(num_envs: int, seed: int, first_index: int) -> HostEnv:
         return _OnHost(env.spec, reset, step, num_envs, seed, first_index)
 
-    return HostEnvFactory(env.spec, make, resets_in_next_step=False, record={"name": env.spec.name})
+    evaluation = on_host(env.evaluation) if env.evaluation else None
+    return HostEnvFactory(
+        env.spec, make, resets_in_next_step=False, evaluation=evaluation, record={"name": env.spec.name}
+    )
 
 
 class _OnHost(CheckedHostEnv):

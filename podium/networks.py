@@ -26,6 +26,7 @@ from podium.ops import returns
 from podium.ops.bounds import Bounds
 from podium.ops.distributions import Categorical, DiagGaussian, Policy, TanhNormal
 from podium.ranges import check_choice, check_value
+from podium.seen import only_legal, world_of
 from podium.torsos import Torso, apply_module, check_sizes, make_torso, part_of_obs, part_of_spec, seeing
 from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree, Trajectory
 
@@ -260,6 +261,7 @@ def init_policy(key: Key, inputs: int, spec: EnvSpec, squash: bool = False) -> P
       ValueError: continuous actions are no vector (A,); with `squash`, they are discrete or have no bounds.
     """
     bounds = {"bounds": Bounds.of(spec, "squash=True needs", "leave squash out")} if squash else {}
+    check_one_action(spec)
     if isinstance(spec.action, DiscreteSpec):
         return _linear(key, inputs, spec.action.num_values, 0.01)
     if len(spec.action.shape) != 1:
@@ -271,11 +273,20 @@ def init_policy(key: Key, inputs: int, spec: EnvSpec, squash: bool = False) -> P
     return {**_linear(key, inputs, size, 0.01), "log_std": jnp.zeros(size, jnp.float32), **bounds}
 
 
-def apply_policy(params: PyTree, x: Array) -> Policy:
-    """Return the distribution of a policy head."""
+def check_one_action(spec: EnvSpec) -> None:
+    """Raise ValueError for discrete actions that are several at once."""
+    if isinstance(spec.action, DiscreteSpec) and spec.action.shape:
+        raise ValueError(
+            f"{spec.name} takes discrete actions of shape {list(spec.action.shape)} at once, and a policy here chooses "
+            "one; where these are several agents, let them share one agent."
+        )
+
+
+def apply_policy(params: PyTree, x: Array, obs: PyTree) -> Policy:
+    """Return the distribution of a policy head, over the legal actions of `obs`."""
     outputs = apply_linear(params, x)
     if "log_std" not in params:
-        return Categorical(outputs)
+        return Categorical(only_legal(outputs, obs))
     # One for each row, so that on a mesh its gradient is summed with all others.
     log_std = jnp.broadcast_to(params["log_std"], outputs.shape)
     return TanhNormal(outputs, log_std) if "bounds" in params else DiagGaussian(outputs, log_std)
@@ -321,7 +332,7 @@ def actor_critic(
     encoder = make_torso(torso, hidden_sizes, activation, dtype)
     cell = make_cell(memory, memory_size)
     if cell is None and not encoder.shared:
-        sees = seeing(encoder, actor_obs, "actor_obs"), seeing(encoder, critic_obs, "critic_obs")
+        sees = seeing(encoder, actor_obs, "actor_obs"), seeing(encoder, critic_obs, "critic_obs", world_of)
         return _two_torso_actor_critic(*sees, squash)
     if actor_obs != critic_obs:
         raise ValueError(
@@ -374,7 +385,7 @@ def _two_torso_actor_critic(torso: Torso, critic: Torso, squash: bool) -> Networ
         }
 
     def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> ActorCritic:
-        policy = apply_policy(params["policy"], torso.apply(params["actor"], obs, first.ndim))
+        policy = apply_policy(params["policy"], torso.apply(params["actor"], obs, first.ndim), obs)
         value = apply_value(params["value"], critic.apply(params["critic"], obs, first.ndim))
         return ActorCritic(policy, value, params["policy"].get("bounds"))
 
@@ -394,9 +405,9 @@ def _shared_actor_critic(torso: Torso, squash: bool, cell: Cell | None = None) -
             "value": _linear(value_key, width, 1, 1.0),
         }
 
-    def heads(params: PyTree, x: Array) -> ActorCritic:
+    def heads(params: PyTree, x: Array, obs: PyTree) -> ActorCritic:
         value = apply_value(params["value"], x)
-        return ActorCritic(apply_policy(params["policy"], x), value, params["policy"].get("bounds"))
+        return ActorCritic(apply_policy(params["policy"], x, obs), value, params["policy"].get("bounds"))
 
     return _with_heads(torso, cell, init, heads)._replace(policy_mask=actor_critic_mask)
 
@@ -413,9 +424,12 @@ def _init_core(
 
 
 def _with_heads(
-    torso: Torso, cell: Cell | None, init: Callable[[Key, EnvSpec], PyTree], heads: Callable[[PyTree, Array], Any]
+    torso: Torso,
+    cell: Cell | None,
+    init: Callable[[Key, EnvSpec], PyTree],
+    heads: Callable[[PyTree, Array, PyTree], Any],
 ) -> Network:
-    """Make a network of a torso, a memory if there is one, and `heads`, which turn features into the output."""
+    """Make a network of a torso, a memory if there is one, and `heads`: `(params, features, obs) -> output`."""
 
     def carry(num_envs: int) -> PyTree:
         return () if cell is None else _zeros(cell, num_envs)
@@ -429,13 +443,13 @@ def _with_heads(
         x = torso.apply(params["torso"], obs, first.ndim)
         if cell is not None:
             memory, x = step(params["memory"], memory, x, first)
-        return heads(params, x), memory
+        return heads(params, x, obs), memory
 
     def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> Any:
         x = torso.apply(params["torso"], obs, first.ndim)
         if cell is not None:
             x = jax.lax.scan(lambda m, inputs: step(params["memory"], m, *inputs), memory, (x, first))[1]
-        return heads(params, x)
+        return heads(params, x, obs)
 
     return Network(init, carry, apply, sum_once(unroll), cell is not None)
 
@@ -524,7 +538,7 @@ def q_network(
     Raises:
       ValueError: for an unknown name or sizes that are not positive; from `init`, for continuous actions.
     """
-    encoder = make_torso(torso, hidden_sizes, activation, dtype, layer_norm)
+    encoder = seeing(make_torso(torso, hidden_sizes, activation, dtype, layer_norm), "", "")
     cell = make_cell(memory, memory_size)
 
     def init(key: Key, spec: EnvSpec) -> PyTree:
@@ -532,17 +546,18 @@ def q_network(
             raise ValueError(
                 f"the actions of {spec.name} are continuous; action values need discrete actions; use ppo."
             )
+        check_one_action(spec)
         torso_key, action_key, value_key = jax.random.split(key, 3)
         torso_key, cell_key = (torso_key, None) if cell is None else jax.random.split(torso_key)
         params, width = _init_core(torso_key, cell_key, encoder, cell, spec)
         params["advantage"] = _linear(action_key, width, spec.action.num_values, 1.0)
         return {**params, "value": _linear(value_key, width, 1, 1.0)} if dueling else params
 
-    def heads(params: PyTree, x: Array) -> Array:
-        advantage = apply_linear(params["advantage"], x)
-        if not dueling:
-            return advantage
-        return apply_value(params["value"], x)[..., None] + advantage - advantage.mean(-1, keepdims=True)
+    def heads(params: PyTree, x: Array, obs: PyTree) -> Array:
+        value = apply_linear(params["advantage"], x)
+        if dueling:
+            value = apply_value(params["value"], x)[..., None] + value - value.mean(-1, keepdims=True)
+        return only_legal(value, obs)
 
     return _with_heads(encoder, cell, init, heads)
 

@@ -56,7 +56,7 @@ def begin(key: Key, env: Env, index: Array, carry: PyTree, past: Array | None = 
     time = jnp.zeros(index.shape, jnp.uint32)
     env_state, timestep = jax.vmap(env.reset)(keys.at_time(env_keys, time))
     first = jnp.ones(index.shape, bool)
-    counted = episodes.begin(index.shape[0])
+    counted = episodes.begin(index.shape[0], timestep.turn is not None)
     words = jax.random.key_data(env_keys)
     return RolloutState(index, words, time + 1, env_state, timestep.obs, first, carry, counted, past)
 
@@ -117,12 +117,12 @@ def rollout(
             rewards = timestep.reward, timestep.terminated
             past = discounted_sum(state.past, *rewards, agent.reward_discount, timestep.valid)
             following = following._replace(past=past)
-        return following, (row, timestep.valid, ended)
+        return following, (row, timestep.valid, timestep.turn, ended)
 
     act_keys = keys.at_times(keys.environment_keys(key, state.index), jnp.zeros_like(state.time), num_steps)
     env_keys = keys.at_times(jax.random.wrap_key_data(state.env_keys), state.time, num_steps)
-    end, (row, valid, ended) = fold(step, state, (act_keys, env_keys))
-    trajectory = Trajectory(*(*row, state.carry, end.carry, version, valid))._replace(past=state.past)
+    end, (row, valid, turn, ended) = fold(step, state, (act_keys, env_keys))
+    trajectory = Trajectory(*(*row, state.carry, end.carry, version, valid))._replace(past=state.past, turn=turn)
     return end._replace(time=state.time + num_steps), trajectory, ended
 
 
@@ -147,6 +147,7 @@ class Rollout(NamedTuple):
     valid: Any | None
     gap: Any | None = None
     past: Any | None = None
+    turn: Any | None = None
 
     def trajectory(self) -> Trajectory:
         """Return the rollout with its `next_obs`."""
@@ -175,7 +176,7 @@ def specs_of(axis: str) -> Trajectory:
     by_env: Any = P(axis)
     once: Any = P()
     each = {"carry": by_env, "end_carry": by_env, "gap": by_env, "past": by_env}
-    return Trajectory(*(rows,) * 8, **each, policy_version=once, valid=rows)
+    return Trajectory(*(rows,) * 8, **each, policy_version=once, valid=rows, turn=rows)
 
 
 def scaled(rollout: Rollout, length: int, num_envs: int) -> Rollout:

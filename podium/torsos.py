@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from podium import vision
 from podium.ranges import check_choice, check_value, did_you_mean
+from podium.seen import view_of
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -157,11 +158,15 @@ def make_torso(
     return Torso(mlp.hidden_sizes[-1], False, init, apply)
 
 
-def seeing(torso: Torso, name: str, field: str) -> Torso:
-    """Return a torso that sees one part of every observation, see `part_of_spec`, and nothing of the others."""
+def seeing(torso: Torso, name: str, field: str, of: Callable[[PyTree], PyTree] = view_of) -> Torso:
+    """Return a torso that sees one part of every observation, see `part_of_spec`, and nothing of the others.
+
+    Of a `Seen` it is a part of the `view`, or of what else `of` takes.
+    """
+    whole = lambda spec: dataclasses.replace(spec, obs=of(spec.obs))
     return torso._replace(
-        init=lambda key, spec: torso.init(key, part_of_spec(spec, name, field)),
-        apply=lambda params, obs, leading: torso.apply(params, part_of_obs(obs, name), leading),
+        init=lambda key, spec: torso.init(key, part_of_spec(whole(spec), name, field)),
+        apply=lambda params, obs, leading: torso.apply(params, part_of_obs(of(obs), name), leading),
     )
 
 

@@ -49,7 +49,7 @@ class ArraySpec:
 
 @dataclasses.dataclass(frozen=True)
 class DiscreteSpec:
-    """Describe one integer in `0 ... num_values - 1`: a discrete action or observation."""
+    """Describe integers in `0 ... num_values - 1`: a discrete action or observation; one where `shape` is ()."""
 
     num_values: int
     dtype: Any = np.int32
@@ -57,11 +57,11 @@ class DiscreteSpec:
 
     def zeros(self, *batch: int) -> Array:
         """Return zeros of this spec with leading `batch` axes."""
-        return jnp.zeros(batch, self.dtype)
+        return jnp.zeros((*batch, *self.shape), self.dtype)
 
     def sample(self, key: Key) -> Array:
-        """Draw one value uniformly."""
-        return jax.random.randint(key, (), 0, self.num_values, self.dtype)
+        """Draw values uniformly, [*shape]."""
+        return jax.random.randint(key, self.shape, 0, self.num_values, self.dtype)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,18 +74,21 @@ class EnvSpec:
       action: `DiscreteSpec` (an index) or `ArraySpec` (a box).
       max_episode_steps: the time limit in steps, or None where there is none. Evaluation uses it as
         its bound.
+      turns: whether two players move in turn, and one gains what the other loses (`TimeStep.turn`).
     """
 
     name: str
     obs: PyTree
     action: DiscreteSpec | ArraySpec
     max_episode_steps: int | None = None
+    turns: bool = False
 
     def sha256(self) -> str:
         """Return a digest of all of it: the same for two specs that say the same."""
         specs, _ = jax.tree_util.tree_flatten_with_path((self.obs, self.action))
         parts = [(jax.tree_util.keystr(path), *_describe(spec)) for path, spec in specs]
-        return hashlib.sha256(repr((self.name, self.max_episode_steps, parts)).encode()).hexdigest()
+        turns = ("turns",) if self.turns else ()
+        return hashlib.sha256(repr((self.name, self.max_episode_steps, parts, *turns)).encode()).hexdigest()
 
 
 def _describe(spec: ArraySpec | DiscreteSpec) -> tuple[Any, ...]:
@@ -107,9 +110,9 @@ class Seen(NamedTuple):
     """
 
     view: PyTree
-    legal: Array | None = None
-    world: PyTree | None = None
-    player: Array | None = None
+    legal: PyTree = None
+    world: PyTree = None
+    player: PyTree = None
     rules: PyTree = ()
 
 
@@ -168,6 +171,7 @@ class Trajectory(NamedTuple):
         before: a rollout between them was dropped, or the episodes began anew.
       past: None where the agent has no `reward_discount`, or [B] float32, the discounted sum of each environment's
         rewards up to step 0, as `podium.ops.returns.discounted_sum` has it; 0 at the start of a run.
+      turn: None, or [T, B] float32, as of `TimeStep`: 1, or -1 where the opponent moves next.
     """
 
     obs: PyTree
@@ -184,6 +188,7 @@ class Trajectory(NamedTuple):
     valid: Array | None = None
     gap: Array | None = None
     past: Array | None = None
+    turn: Array | None = None
 
     @property
     def last(self) -> Array:
@@ -192,5 +197,9 @@ class Trajectory(NamedTuple):
 
     @property
     def discount(self) -> Array:
-        """[T, B] float32: 0 where the episode terminated, else 1 (truncation keeps the future)."""
-        return 1.0 - self.terminated.astype(jnp.float32)
+        """[T, B] float32, what the future counts.
+
+        0 where the episode terminated, else 1 (truncation keeps it), or -1 where the opponent moves next.
+        """
+        discount = 1.0 - self.terminated.astype(jnp.float32)
+        return discount if self.turn is None else discount * self.turn

@@ -25,20 +25,26 @@ def greedy(value: Array) -> Array:
     return jnp.argmax(value, axis=-1).astype(jnp.int32)
 
 
-def epsilon_greedy(keys: Key, value: Array, epsilon: Array) -> Array:
+def epsilon_greedy(keys: Key, value: Array, epsilon: Array, legal: Array | None = None) -> Array:
     """Return the best actions, but with a probability of `epsilon` any.
 
     Args:
       keys: [B].
-      value: [B, A].
+      value: [B, A], least where an action is not legal.
       epsilon: in [0, 1]; scalar or [B].
+      legal: [B, A] bool, what may be drawn; None for all.
 
     Returns:
       int32 [B].
     """
     # One draw an environment gives both numbers: on CPU a draw costs more than the network's forward.
     explore, pick = jnp.moveaxis(jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys), -1, 0)
-    random_action = jnp.floor(pick * value.shape[-1]).astype(jnp.int32)
+    if legal is None:
+        random_action = jnp.floor(pick * value.shape[-1]).astype(jnp.int32)
+    else:  # The n-th of those that are legal.
+        number = jnp.cumsum(legal, axis=-1) - 1
+        drawn = jnp.floor(pick * (number[..., -1] + 1)).astype(jnp.int32)
+        random_action = jnp.argmax(legal & (number == drawn[..., None]), axis=-1).astype(jnp.int32)
     return jnp.where(explore < epsilon, random_action, greedy(value))
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from podium.types import Array, DiscreteSpec, EnvSpec, PyTree
+from podium.types import Array, DiscreteSpec, EnvSpec, PyTree, Seen
 
 FLOOR = 1e-4
 """Deviation below which a feature counts as one that does not change."""
@@ -44,17 +44,23 @@ def init_stats(example: PyTree) -> RunningStats:
 
 
 def init_obs_stats(spec: EnvSpec) -> RunningStats:
-    """Return empty statistics for the observations of an environment.
+    """Return empty statistics for the observations of an environment; of a `Seen` its `view` and `world`.
 
     Raises:
       ValueError: the observations are discrete.
     """
-    leaves = jax.tree.leaves(spec.obs)
+    leaves = jax.tree.leaves(_numbers(spec.obs))
     if len(leaves) == 1 and isinstance(leaves[0], DiscreteSpec):
         raise ValueError(
             f"normalize_obs=True: the observations of {spec.name} are discrete and become one-hot; leave it out."
         )
-    return init_stats(jax.tree.map(lambda leaf: leaf.zeros(), spec.obs, is_leaf=lambda x: hasattr(x, "zeros")))
+    zeros = lambda leaf: leaf.zeros()
+    return init_stats(jax.tree.map(zeros, _numbers(spec.obs), is_leaf=lambda x: hasattr(x, "zeros")))
+
+
+def _numbers(obs: PyTree) -> PyTree:
+    """Return what of an observation is normalised: all of it, but of a `Seen` neither what is legal nor who moves."""
+    return (obs.view, obs.world) if isinstance(obs, Seen) else obs
 
 
 def update_stats(stats: RunningStats | None, batch: PyTree, valid: Array | None = None) -> RunningStats | None:
@@ -71,6 +77,7 @@ def update_stats(stats: RunningStats | None, batch: PyTree, valid: Array | None 
     """
     if stats is None:
         return None
+    batch = _numbers(batch)
     leading = jax.tree.leaves(batch)[0].shape[:2]
     mask = jnp.ones(leading, jnp.float32) if valid is None else valid.astype(jnp.float32)
     added = jnp.sum(mask)
@@ -101,6 +108,9 @@ def normalize(stats: RunningStats | None, x: PyTree, limit: float = 10.0) -> PyT
     """
     if stats is None:
         return x
+    if isinstance(x, Seen):
+        view, world = normalize(stats, _numbers(x), limit)
+        return x._replace(view=view, world=world)
     normal = lambda x, mean, scale: jnp.clip((x - mean) / scale, -limit, limit)
     return jax.tree.map(normal, x, stats.mean, stats.scale())
 

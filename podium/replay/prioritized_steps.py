@@ -115,9 +115,9 @@ def prioritized(
         ring = plain.add(state.ring, items)
 
         def rank_lane(lane: Transition, levels: sum_tree.Levels, largest: Array) -> sum_tree.Levels:
-            flags = lane.reward, lane.terminated, lane.truncated, lane.valid
+            flags = lane.reward, lane.terminated, lane.truncated, lane.valid, lane.turn
             seen, estimate = jax.tree.map(lambda x: x.at[row].get(mode="promise_in_bounds"), (flags, lane.extras))
-            known = filled[:, None] if lane.valid is None else filled[:, None] & seen[-1][:time]
+            known = filled[:, None] if lane.valid is None else filled[:, None] & seen[3][:time]
             error = largest
             if isinstance(estimate, Estimate):
                 error = _first_error(seen, estimate, n_step, gamma)
@@ -163,16 +163,16 @@ def _first_error(seen: Any, estimate: Estimate, n_step: int, gamma: float) -> Ar
     """Return [T, E] n-step TD errors by what acting thought, of the windows within the rows [T + n, E].
 
     Args:
-      seen: reward, terminated, truncated, and valid or None.
+      seen: reward, terminated, truncated, valid or None, and turn or None.
       estimate: of the same rows.
       n_step: n.
       gamma: in [0, 1].
     """
-    _, _, truncated, valid = seen
+    _, _, truncated, valid, _ = seen
     time = truncated.shape[0] - n_step
     window = np.arange(time)[:, None] + np.arange(n_step)
     reward, *ended = jax.tree.map(lambda x: jnp.moveaxis(x[window], 1, -1), seen)
-    total, discount, length = n_step_return(reward, ended[0], ended[1], ended[2], gamma)
+    total, discount, length = n_step_return(reward, ended[0], ended[1], ended[2], gamma, ended[3])
     reached = jnp.arange(time)[:, None] + length
     # Behind a cut the next row is of something else; where resets wait it shows what this episode came to, and is no
     # transition.

@@ -27,6 +27,7 @@ class Transition(NamedTuple):
     next_obs: PyTree
     valid: Array | None = None
     extras: PyTree = ()
+    turn: Array | None = None
 
 
 class ReplayState(NamedTuple):

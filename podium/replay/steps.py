@@ -37,14 +37,19 @@ class Batch(NamedTuple):
 
 
 def n_step_return(
-    reward: Array, terminated: Array, truncated: Array, valid: Array | None, gamma: float
+    reward: Array,
+    terminated: Array,
+    truncated: Array,
+    valid: Array | None,
+    gamma: float,
+    turn: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """Sum the rewards of windows of n steps, each stopped where its episode ends (Sutton 1988; Hessel et al. 2018).
 
         R = sum_{k < m} gamma^k r_k,   discount = gamma^m (1 - terminated_{m-1}),   m <= n steps in the window
 
     A window also stops before a row that is no transition. Truncation stops it but keeps the bootstrap; where both
-    flags are set, termination counts.
+    flags are set, termination counts. Where two take turns, what comes after a step counts times its `turn`.
 
     Args:
       reward: [..., n], consecutive steps of one environment.
@@ -52,6 +57,7 @@ def n_step_return(
       truncated: [..., n] bool.
       valid: [..., n] bool, or None where all are.
       gamma: in [0, 1].
+      turn: [..., n], 1, or -1 where the opponent moves next; None where one acts alone.
 
     Returns:
       return [...], discount [...], both float32, and m [...] int32.
@@ -68,10 +74,14 @@ def n_step_return(
         goes_on = goes_on & valid[..., 1:]
     inside = jnp.concatenate([jnp.ones_like(terminated[..., :1]), jnp.cumprod(goes_on, axis=-1).astype(bool)], axis=-1)
     powers = jnp.asarray(gamma ** np.arange(n + 1), jnp.float32)
-    total = jnp.sum(jnp.where(inside, powers[:-1] * reward, 0.0), axis=-1)
-    length = jnp.sum(inside, axis=-1, dtype=jnp.int32)
     # After a termination nothing is inside any more, so any termination inside is at the window's last step.
-    return total, powers[length] * (1.0 - jnp.any(inside & terminated, axis=-1)), length
+    goes_on_after, length = 1.0 - jnp.any(inside & terminated, axis=-1), jnp.sum(inside, axis=-1, dtype=jnp.int32)
+    if turn is not None:
+        sign = jnp.cumprod(jnp.where(inside, turn, 1.0), axis=-1)  # Of what comes after each step.
+        goes_on_after = goes_on_after * sign[..., -1]
+        reward = reward * jnp.concatenate([jnp.ones_like(sign[..., :1]), sign[..., :-1]], axis=-1)
+    total = jnp.sum(jnp.where(inside, powers[:-1] * reward, 0.0), axis=-1)
+    return total, powers[length] * goes_on_after, length
 
 
 def uniform(
@@ -158,9 +168,9 @@ def read(lane: Transition, row: Array, env: Array, n_step: int, gamma: float) ->
     rows = lane.reward.shape[0]
 
     window = (row[:, None] + jnp.arange(n_step)) % rows
-    flags = (lane.reward, lane.terminated, lane.truncated, lane.valid)
-    rewards, terminated, truncated, valid = jax.tree.map(lambda x: ring.at(x, window, env[:, None]), flags)
-    reward, discount, length = n_step_return(rewards, terminated, truncated, valid, gamma)
+    flags = (lane.reward, lane.terminated, lane.truncated, lane.valid, lane.turn)
+    rewards, *ends, turn = jax.tree.map(lambda x: ring.at(x, window, env[:, None]), flags)
+    reward, discount, length = n_step_return(rewards, ends[0], ends[1], ends[2], gamma, turn)
     # Observations are the bulk of the data: only those at both ends of the window are read.
     stop = row if n_step == 1 else (row + length - 1) % rows
     obs, next_obs = ring.ends_at(lane, row, stop, env)

@@ -33,6 +33,7 @@ class Windows(NamedTuple):
       start: [N, ...], what `Transition.extras` held of the first row: the memory before it.
       weight: [N] float32, importance weights.
       valid: [N, K] bool, or None where all are.
+      turn: [N, K] float32, or None where one acts alone.
     """
 
     obs: PyTree
@@ -45,6 +46,7 @@ class Windows(NamedTuple):
     start: PyTree
     weight: Array
     valid: Array | None
+    turn: Array | None = None
 
 
 class SequenceState(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 
 from podium.env import Env, restart, transition
 from podium.envs import native
-from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, TimeStep
+from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, Seen, TimeStep
 
 _BOX = ArraySpec((1,), np.float32, -1, 1)
 
@@ -117,6 +117,33 @@ def probe_memory(num_cues: int = 2, delay: int = 2) -> Env:
     This is `podium/RepeatFirst`. Missed: recurrent memory that is lost, leaks between episodes or is off by one.
     """
     return native.repeat_first(num_cues, delay)
+
+
+def probe_game(num_moves: int = 2) -> Env:
+    """Make a game of two who move in turn, which whoever makes the last of `num_moves` moves wins: it pays 1.
+
+    The observation is a `Seen`: its view is the move as one-hot, and action 1 is not legal, though it pays 10. So the
+    values are 1 at the last move, -gamma at the one before it, gamma ** 2 before that. Missed: the sign of a turn, or
+    what is legal.
+    """
+    if num_moves < 1:
+        raise ValueError(f"num_moves={num_moves} is below 1.")
+    legal = np.array([True, False, True])
+
+    def observe(time: Array) -> Seen:
+        return Seen(jax.nn.one_hot(time, num_moves, dtype=jnp.float32), jnp.asarray(legal), player=time % 2)
+
+    def reset(key: Key) -> tuple[Array, TimeStep]:
+        time = jnp.zeros((), jnp.int32)
+        return time, restart(observe(time), turn=1.0)
+
+    def step(key: Key, time: Array, action: Array) -> tuple[Array, TimeStep]:
+        time = time + 1
+        paid = jnp.where(time == num_moves, 1.0, 0.0) + jnp.where(action == 1, 10.0, 0.0)
+        return time, transition(observe(time), paid, time >= num_moves, turn=-1.0)
+
+    obs = Seen(ArraySpec((num_moves,), np.float32, 0, 1), ArraySpec((3,), np.bool_, 0, 1), player=DiscreteSpec(2))
+    return Env(EnvSpec("probe_game", obs, DiscreteSpec(3), num_moves, turns=True), reset, step)
 
 
 class _ClockState(NamedTuple):

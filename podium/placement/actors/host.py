@@ -25,13 +25,17 @@ from podium.types import Array, Key, PyTree, TimeStep
 
 
 class StepResult(NamedTuple):
-    """What a step brought, [E]; `next_obs` only where environments reset in the same step, `valid` only elsewhere."""
+    """What a step brought, [E]; `next_obs` only where environments reset in the same step, `valid` only elsewhere.
+
+    `turn` only where two take turns.
+    """
 
     reward: Any
     terminated: Any
     truncated: Any
     next_obs: PyTree | None
     valid: Any | None
+    turn: Any | None = None
 
 
 class Rows(NamedTuple):
@@ -90,7 +94,8 @@ class HostActing(Acting):
             in_next = self.env.resets_in_next_step
             rows = jax.tree.map(lambda x: jnp.stack([x] * (2 if in_next else 1)), obs)
             result = StepResult(jnp.zeros((1, 1)), yes[None], yes[None], None if in_next else rows, None)
-            result = result._replace(valid=yes[None] if in_next else None)
+            turn = jnp.ones((1, 1)) if self.spec.turns else None
+            result = result._replace(valid=yes[None] if in_next else None, turn=turn)
             played = Rows(rows, yes[None], action, extras, result).rollout(carry, carry, jnp.zeros((), jnp.int32))
             return played._replace(past=fresh_past(self.agent, 1))
 
@@ -199,7 +204,7 @@ def result_of(timestep: TimeStep, resets_in_next_step: bool) -> StepResult:
             f"resets_in_next_step={resets_in_next_step}."
         )
     next_obs = None if resets_in_next_step else timestep.next_obs
-    return StepResult(timestep.reward, timestep.terminated, timestep.truncated, next_obs, timestep.valid)
+    return StepResult(timestep.reward, timestep.terminated, timestep.truncated, next_obs, timestep.valid, timestep.turn)
 
 
 class EnvBatch:
@@ -226,13 +231,18 @@ class EnvBatch:
         self.first = np.ones(env.num_envs, bool)
         self.result = result_of(timestep, self._next_step)
         self._return, self._length = np.zeros(env.num_envs), np.zeros(env.num_envs)
+        self._sign = np.ones(env.num_envs)  # Of who moved first, where two take turns.
 
     def receive(self, stats: dict[str, float]) -> None:
         """Wait for the step that was sent; count the episodes that ended."""
         timestep = self.env.recv()
         self.result = result_of(timestep, self._next_step)
         self.obs = timestep.obs
+        reward: Any
         reward, last = timestep.info.get("raw_reward", timestep.reward), np.asarray(timestep.last)
+        if timestep.turn is not None:
+            reward = np.asarray(self._sign * reward, np.float32)
+            self._sign = np.where(last, 1.0, self._sign * np.asarray(timestep.turn))
         end = timestep.info.get("episode_end", last)
         if timestep.valid is None:
             self.first, steps = last, self.env.num_envs
