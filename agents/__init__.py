@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from podium.agent import Agent
-from podium.agents import a2c, apex, describe, dqn, impala, ppo, pqn, r2d2, reppo, sac, td3
+from podium.agents import a2c, apex, describe, dqn, impala, ippo, mappo, ppo, pqn, r2d2, reppo, sac, td3
 from podium.ranges import did_you_mean
 
 __all__ = [
@@ -21,7 +21,9 @@ __all__ = [
     "dqn",
     "get",
     "impala",
+    "ippo",
     "make",
+    "mappo",
     "names",
     "ppo",
     "pqn",
@@ -52,6 +54,8 @@ _entries: dict[str, Entry] = {
     "apex": Entry(apex.make, apex.Config, describe.of_apex),
     "dqn": Entry(dqn.make, dqn.Config, describe.of_dqn),
     "impala": Entry(impala.make, impala.Config, describe.of_impala),
+    "ippo": Entry(ippo.make, ippo.Config, describe.of_ppo),
+    "mappo": Entry(mappo.make, mappo.Config, describe.of_ppo),
     "ppo": Entry(ppo.make, ppo.Config, describe.of_ppo),
     "pqn": Entry(pqn.make, pqn.Config, describe.of_pqn),
     "r2d2": Entry(r2d2.make, r2d2.Config, describe.of_r2d2),

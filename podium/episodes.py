@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from podium.types import Array, Metrics, TimeStep
+from podium.types import Array, Metrics, TimeStep, Trajectory
 
 SUMS = ("episodes", "episode_return_sum", "episode_length_sum", "nonfinite_steps")
 """What `summarize` returns."""
@@ -48,8 +48,8 @@ def accumulate(episodes: Episodes, timestep: TimeStep) -> tuple[Episodes, Ended]
     environment may mark what is no end, such as a lost life, as terminal for the learner. `info["nonfinite"]` is where
     `podium.envs.wrappers.truncate_nonfinite` cut an episode.
     """
-    valid = True if timestep.valid is None else timestep.valid
-    reward = timestep.info.get("raw_reward", timestep.reward)
+    valid = True if timestep.valid is None else any_agent(timestep.valid, timestep)
+    reward = mean_of_agents(timestep.info.get("raw_reward", timestep.reward), timestep)
     sign = episodes.sign
     if sign is not None:
         reward = sign * reward
@@ -60,6 +60,16 @@ def accumulate(episodes: Episodes, timestep: TimeStep) -> tuple[Episodes, Ended]
     if sign is not None and timestep.turn is not None:
         sign = jnp.where(timestep.last, 1.0, sign * timestep.turn)
     return Episodes(jnp.where(last, 0.0, total), jnp.where(last, 0, length), sign), ended
+
+
+def mean_of_agents(reward: Any, timestep: TimeStep | Trajectory) -> Any:
+    """Return one reward an environment: the mean of agents that act together; of JAX or NumPy."""
+    return reward if reward.ndim == timestep.terminated.ndim else reward.mean(axis=-1)
+
+
+def any_agent(valid: Any, timestep: TimeStep | Trajectory) -> Any:
+    """Return whether a row is a transition of any of the agents that act together."""
+    return valid if valid.ndim == timestep.terminated.ndim else valid.any(axis=-1)
 
 
 def summarize(ended: Ended) -> Metrics:

@@ -13,6 +13,7 @@ import numpy as np
 
 from podium.agent import Agent, fresh_carry
 from podium.env import Env, traced_once
+from podium.episodes import any_agent, mean_of_agents
 from podium.host import HostEnv, HostEnvFactory
 from podium.ranges import check_positive
 from podium.types import Array, EnvSpec, Key, PyTree
@@ -88,7 +89,8 @@ def make_evaluator(
 ) -> Callable[..., dict[str, Array]]:
     """Return a function `(key, params) -> metrics` that plays episodes side by side; compile it with `jax.jit`.
 
-    They are those of `env.evaluation` where there is one. Where two take turns, the return is that of who moved first.
+    They are those of `env.evaluation` where there is one. Of agents that act together the return is their mean; where
+    two take turns, it is that of who moved first.
     Every episode runs until it ends, or until `max_steps` (the environment's own limit, else 10,000). An episode that
     is cut there counts with what it gathered, and is reported in `eval_unfinished`. A call may give others of
     `max_steps` and `greedy` as a third and a fourth argument; where those are arrays, nothing is compiled anew.
@@ -116,7 +118,7 @@ def make_evaluator(
             action, carry = _act(agent, act_keys, params, carry, obs, first, greedy)
             step_keys = jax.random.split(step_key, num_episodes)
             env_state, timestep = jax.vmap(env.step)(step_keys, env_state, action)
-            reward = timestep.info.get("raw_reward", timestep.reward)
+            reward = mean_of_agents(timestep.info.get("raw_reward", timestep.reward), timestep)
             if sign is not None:
                 reward, sign = sign * reward, sign * timestep.turn
             total = total + jnp.where(done, 0.0, reward)
@@ -178,10 +180,12 @@ class Episodes:
         """Wait for the step, and count."""
         timestep = self.env.recv()
         self.obs = timestep.obs
-        self.total += np.where(self.done, 0.0, self._sign * timestep.info.get("raw_reward", timestep.reward))
+        reward = mean_of_agents(timestep.info.get("raw_reward", timestep.reward), timestep)
+        self.total += np.where(self.done, 0.0, self._sign * reward)
         if timestep.turn is not None:
             self._sign = self._sign * np.asarray(timestep.turn)
-        self.length += ~self.done if timestep.valid is None else ~self.done & np.asarray(timestep.valid)
+        valid = True if timestep.valid is None else any_agent(np.asarray(timestep.valid), timestep)
+        self.length += ~self.done & valid
         self.done |= np.asarray(timestep.info.get("episode_end", timestep.last))
 
 

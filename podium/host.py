@@ -25,7 +25,8 @@ class HostEnv(Protocol):
     - in the next step, whose action is ignored: the ending step returns the true last observation as `obs`, the one
       after it the first observation, reward 0, no flags, and `valid=False`, because it is no transition.
 
-    Which of the two is told by `valid`: None in every step, or an array in every step.
+    Which of the two is told by `valid`: None in every step, or an array in every step. Of agents that act together
+    (`EnvSpec.num_agents`) `valid` is [num_envs, N] in every step, and episodes begin in the step that ends one.
 
     Attributes:
       spec: of one environment.
@@ -89,7 +90,7 @@ def check_actions(spec: EnvSpec, num_envs: int, action: Any) -> np.ndarray:
       ValueError: for a wrong shape, a wrong kind of number, an index out of range, or a number that is not finite.
     """
     array = np.asarray(action)
-    shape = (num_envs,) if isinstance(spec.action, DiscreteSpec) else (num_envs, *spec.action.shape)
+    shape = (num_envs, *spec.action.shape)
     if array.shape != shape:
         raise ValueError(f"actions of shape {array.shape} were sent to {num_envs} of {spec.name}; send {shape}.")
     if isinstance(spec.action, DiscreteSpec):
@@ -203,7 +204,7 @@ class _OnHost(CheckedHostEnv):
     def _reset(self) -> TimeStep:
         self._state, timestep = self._run_reset(self._keys, np.uint32(self._time))
         self._time = (self._time + 1) % 2**32
-        return _fetch(timestep)
+        return _fetch(timestep, self.spec)
 
     def _send(self, action: np.ndarray) -> None:
         self._sent = self._run_step(self._keys, np.uint32(self._time), self._state, action)
@@ -211,12 +212,16 @@ class _OnHost(CheckedHostEnv):
 
     def _recv(self) -> TimeStep:
         self._state, timestep = self._sent
-        return _fetch(timestep)
+        return _fetch(timestep, self.spec)
 
     def _close(self) -> None:
         self._state = self._sent = None
 
 
-def _fetch(timestep: TimeStep) -> TimeStep:
+def _fetch(timestep: TimeStep, spec: EnvSpec) -> TimeStep:
     # The fields stay what they are: None is no array.
-    return TimeStep(*jax.device_get(tuple(timestep)))
+    fetched = TimeStep(*jax.device_get(tuple(timestep)))
+    if spec.num_agents is None or fetched.valid is not None:
+        return fetched
+    all_live: Any = np.ones(fetched.reward.shape, bool)
+    return fetched._replace(valid=all_live)

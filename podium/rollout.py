@@ -192,7 +192,7 @@ def scaled(rollout: Rollout, length: int, num_envs: int) -> Rollout:
 
 def with_gap(rollout: Rollout, gap: bool | None = None) -> Rollout:
     """Return a rollout that says whether a gap lies before it; shapes that say so for None."""
-    (size,) = rollout.reward.shape[1:]
+    size = rollout.reward.shape[1]
     said = jax.ShapeDtypeStruct((size,), bool) if gap is None else np.full(size, gap)
     return rollout._replace(gap=said)
 

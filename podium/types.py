@@ -75,6 +75,8 @@ class EnvSpec:
       max_episode_steps: the time limit in steps, or None where there is none. Evaluation uses it as
         its bound.
       turns: whether two players move in turn, and one gains what the other loses (`TimeStep.turn`).
+      num_agents: N where several agents act together: every array of `obs`, the action, `reward` and `valid` have an
+        axis [N] in front; None where one acts. `podium.multi.shared` lets them share an agent.
     """
 
     name: str
@@ -82,13 +84,14 @@ class EnvSpec:
     action: DiscreteSpec | ArraySpec
     max_episode_steps: int | None = None
     turns: bool = False
+    num_agents: int | None = None
 
     def sha256(self) -> str:
         """Return a digest of all of it: the same for two specs that say the same."""
         specs, _ = jax.tree_util.tree_flatten_with_path((self.obs, self.action))
         parts = [(jax.tree_util.keystr(path), *_describe(spec)) for path, spec in specs]
-        turns = ("turns",) if self.turns else ()
-        return hashlib.sha256(repr((self.name, self.max_episode_steps, parts, *turns)).encode()).hexdigest()
+        more = [("turns",)] * self.turns + [("agents", self.num_agents)] * (self.num_agents is not None)
+        return hashlib.sha256(repr((self.name, self.max_episode_steps, parts, *more)).encode()).hexdigest()
 
 
 def _describe(spec: ArraySpec | DiscreteSpec) -> tuple[Any, ...]:
@@ -130,7 +133,8 @@ class TimeStep(NamedTuple):
         the reward before clipping or scaling; returns are reported from it. `info["episode_end"]`, where present, is
         where the environment's episode ends, if a learner's may end before (a lost life).
       valid: None when every row is a real transition; else False marks a row that is none (an
-        environment that resets in the NEXT step returns such a row), which losses and statistics leave out.
+        environment that resets in the NEXT step returns such a row), which losses and statistics leave out. Of agents
+        that act together [N], False for one that is dead.
       turn: None where one acts alone; else float32, in a game of two whose gains are each other's losses: -1 where the
         opponent moves next, so that what comes is worth its negative to who moved, and 1 where the same moves again.
         `reward` is that of who moved.

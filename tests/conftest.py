@@ -53,9 +53,14 @@ NIGHTLY = (
         for moves in (1, 2, 3)
         if moves != 2 or name in ("a2c", "apex", "dqn", "ppo-gru")
     ),
-    "tests/test_turns.py::test_every_placement_learns_the_same[single",
-    "tests/test_turns.py::test_every_placement_learns_the_same[local",
-    "tests/test_turns.py::test_every_placement_learns_the_same[two",
+    *(
+        f"tests/{file}.py::test_every_placement_learns_the_same[{placement}"
+        for file in ("test_turns", "test_multi")
+        for placement in ("single", "local", "two", "parameter")
+    ),
+    "tests/test_multi.py::test_they_learn[ippo-gru",
+    "tests/test_multi.py::test_they_learn[mappo-all",
+    "tests/test_multi.py::test_they_learn[pqn-all",
     # Products of agents and placements, of which tests/parity and tests/placements keep covering pairs.
     "tests/agents/test_ppo.py::test_the_first_ratio_is_1[{'box'",
     "tests/agents/test_ppo.py::test_the_first_ratio_is_1[{'memory'",

@@ -51,7 +51,9 @@ class FusedActing(Acting):
         """Play a rollout, and count."""
         key = keys.iteration(run_key, iteration).rollout
         state, trajectory, ended = rollout(key, self.agent, self.env, params, state, self.length, version, fold)
-        valid = trajectory.reward.size if trajectory.valid is None else jnp.sum(trajectory.valid)
+        valid: Array | int = trajectory.terminated.size
+        if trajectory.valid is not None:
+            valid = jnp.sum(episodes.any_agent(trajectory.valid, trajectory))
         stats = {**episodes.summarize(ended), "valid_steps": jnp.asarray(valid, jnp.float32)}
         return state, Rollout(*trajectory), stats
 

@@ -16,6 +16,7 @@ import numpy as np
 from podium import keys
 from podium.agent import fresh_carry, fresh_past
 from podium.devices import at, jit
+from podium.episodes import mean_of_agents
 from podium.host import HostEnv, HostEnvFactory
 from podium.ops.returns import discounted_sum
 from podium.placement.contract import STATS, Acting, Experience, Following, MakeActor, nbytes, nothing_yet
@@ -93,9 +94,11 @@ class HostActing(Acting):
             action, extras = jax.tree.map(lambda x: x[None], (output.action, output.extras))
             in_next = self.env.resets_in_next_step
             rows = jax.tree.map(lambda x: jnp.stack([x] * (2 if in_next else 1)), obs)
-            result = StepResult(jnp.zeros((1, 1)), yes[None], yes[None], None if in_next else rows, None)
+            agents = () if self.spec.num_agents is None else (self.spec.num_agents,)
+            reward = jnp.zeros((1, 1, *agents))
+            result = StepResult(reward, yes[None], yes[None], None if in_next else rows, None)
             turn = jnp.ones((1, 1)) if self.spec.turns else None
-            result = result._replace(valid=yes[None] if in_next else None, turn=turn)
+            result = result._replace(valid=reward == 0 if in_next or agents else None, turn=turn)
             played = Rows(rows, yes[None], action, extras, result).rollout(carry, carry, jnp.zeros((), jnp.int32))
             return played._replace(past=fresh_past(self.agent, 1))
 
@@ -197,7 +200,8 @@ class CompiledHostActing:
 
 def result_of(timestep: TimeStep, resets_in_next_step: bool) -> StepResult:
     """Return the part of a TimeStep that goes into a rollout."""
-    if (timestep.valid is None) == resets_in_next_step:
+    of_agents = timestep.valid is not None and timestep.valid.ndim > 1
+    if (timestep.valid is None or of_agents) == resets_in_next_step:
         raise ValueError(
             "a host environment's TimeStep.valid must be None in every step where it resets in the same step, and an "
             "array in every step where it resets in the next; HostEnvFactory says "
@@ -239,16 +243,18 @@ class EnvBatch:
         self.result = result_of(timestep, self._next_step)
         self.obs = timestep.obs
         reward: Any
-        reward, last = timestep.info.get("raw_reward", timestep.reward), np.asarray(timestep.last)
+        reward = mean_of_agents(timestep.info.get("raw_reward", timestep.reward), timestep)
+        last = np.asarray(timestep.last)
         if timestep.turn is not None:
             reward = np.asarray(self._sign * reward, np.float32)
             self._sign = np.where(last, 1.0, self._sign * np.asarray(timestep.turn))
         end = timestep.info.get("episode_end", last)
-        if timestep.valid is None:
+        if not self._next_step:
             self.first, steps = last, self.env.num_envs
             self._return += reward
             self._length += 1
         else:
+            assert timestep.valid is not None
             valid = np.asarray(timestep.valid)
             # After a lost life the next row is real at once; after an end that is none, and the one after it is.
             self.first, steps = ~valid | last, int(valid.sum())

@@ -1,0 +1,173 @@
+"""Agents that act together share an agent: what each sees, does and is paid, and what the placements make of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import podium
+from podium.agents import dqn, ippo, mappo, ppo, pqn
+from podium.env import Env, auto_reset, restart, transition
+from podium.multi import shared, spec_of_one
+from podium.rollout import begin, rollout
+from podium.types import ArraySpec, DiscreteSpec, EnvSpec, Seen
+
+NUMBER, CUES = 3, 4
+
+
+def team(length: int = 2, dies: bool = False) -> Env:
+    """Each of three agents sees a cue and is paid 1 for naming it; the last one is dead after a step where it `dies`.
+
+    Action 3 is legal for nobody. The world is all cues.
+    """
+
+    def observe(cue: Any) -> Seen:
+        view = jax.nn.one_hot(cue, CUES)
+        legal = jnp.broadcast_to(jnp.arange(CUES) < CUES - 1, (NUMBER, CUES))
+        return Seen(view, legal, jnp.broadcast_to(view.reshape(-1), (NUMBER, NUMBER * CUES)))
+
+    def draw(key: Any) -> Any:
+        return jax.random.randint(key, (NUMBER,), 0, CUES - 1)
+
+    def reset(key: Any) -> Any:
+        cue = draw(key)
+        timestep = restart(observe(cue))
+        return (jnp.int32(0), cue), timestep._replace(reward=jnp.zeros(NUMBER), valid=alive(jnp.int32(0)))
+
+    def alive(time: Any) -> Any:
+        return jnp.array([True, True, False]) | (time <= 1) if dies else None
+
+    def step(key: Any, state: Any, action: Any) -> Any:
+        time, cue = state[0] + 1, state[1]
+        following = draw(key)
+        paid = jnp.where(action == cue, 1.0, 0.0)
+        timestep = transition(observe(following), paid, time >= length)
+        return (time, following), timestep._replace(valid=alive(time))
+
+    obs = Seen(
+        ArraySpec((NUMBER, CUES), np.float32, 0, 1),
+        ArraySpec((NUMBER, CUES), np.bool_, 0, 1),
+        ArraySpec((NUMBER, NUMBER * CUES), np.float32, 0, 1),
+    )
+    return Env(EnvSpec("team", obs, DiscreteSpec(CUES, shape=(NUMBER,)), length, num_agents=NUMBER), reset, step)
+
+
+SIZES: dict[str, Any] = {"hidden_sizes": (16,), "learning_rate": 1e-2}
+OFF = {"buffer_capacity": 2048, "min_replay_size": 64, "batch_size": 64, "num_updates": 4, "epsilon_decay_steps": 1000}
+AGENTS: dict[str, Any] = {
+    "mappo": lambda: mappo.make(mappo.Config(**SIZES)),
+    "ippo": lambda: ippo.make(ippo.Config(**SIZES)),
+    "ippo-gru": lambda: ippo.make(ippo.Config(**SIZES, memory="gru", memory_size=8, num_minibatches=1)),
+    "pqn": lambda: shared(pqn.make(pqn.Config(**SIZES, num_minibatches=2, epsilon_end=0.1, epsilon_decay_steps=1000))),
+    "dqn": lambda: shared(dqn.make(dqn.Config(**SIZES, **OFF)), NUMBER),
+}
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["all live", "one dies"])
+@pytest.mark.parametrize("name", AGENTS)
+def test_they_learn(name: str, dies: bool) -> None:
+    result = podium.train(
+        AGENTS[name](), team(dies=dies), num_steps=16 * 8 * 60, num_envs=16, rollout_length=8, progress=False
+    )
+    assert result.summary["eval_return"] == pytest.approx(2.0, abs=0.1)
+
+
+PLACEMENTS = {
+    "single": podium.Single(),
+    "two devices": podium.Anakin(devices=2),
+    "sebulba": podium.Sebulba(actor_devices=1, learner_devices=1, lockstep=True),
+    "central inference": podium.CentralInference(lockstep=True),
+    "distributed actors": podium.DistributedActors(workers=1, lockstep=True),
+    "parameter server": podium.ParameterServer(workers=1),
+    "local sgd": podium.LocalSGD(devices=1),
+}
+
+
+@pytest.mark.parametrize("name", ["mappo", "ippo-gru", "dqn"])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_every_placement_learns_the_same(placement: str, name: str) -> None:
+    params = []
+    for each in (podium.Anakin(devices=1), PLACEMENTS[placement]):
+        program = each.build(AGENTS[name](), team(3, dies=True), num_envs=8, rollout_length=8)
+        try:
+            state = program.init(0)
+            for _ in range(6):
+                state, metrics = program.chunk(state, 1)
+            assert metrics["finite"].all()
+            params.append(jax.device_get(program.agent_state(state).params))
+        finally:
+            program.close()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5), *params)
+
+
+def test_what_happens_to_one_is_its_own() -> None:
+    """Observation, action, reward, memory and value of agent n stay together, in the order of the environment's."""
+    env, agent = auto_reset(team(3)), AGENTS["ippo-gru"]()
+    state = agent.init(jax.random.key(0), env.spec)
+    start = begin(jax.random.key(1), env, jnp.arange(4), agent.carry(env.spec, 4))
+    _, trajectory, _ = rollout(jax.random.key(2), agent, env, agent.actor(state), start, 6, jnp.int32(0))
+    assert trajectory.action.shape == trajectory.reward.shape == (6, 4, NUMBER)
+    named = trajectory.action == jnp.argmax(trajectory.obs.view, axis=-1)
+    np.testing.assert_array_equal(trajectory.reward, named.astype(np.float32))
+    assert not (trajectory.action == CUES - 1).any()
+    batch = agent.plan(jax.random.key(3), state, trajectory).data
+    assert batch.action.shape == (6, 4 * NUMBER)
+    np.testing.assert_array_equal(batch.action.reshape(6, 4, NUMBER), trajectory.action)
+    np.testing.assert_array_equal(batch.obs.view.reshape(6, 4, NUMBER, CUES), trajectory.obs.view)
+    # Alone, with the same memory and sight, an agent thinks the same.
+    base = ppo.make(ppo.Config(**SIZES, memory="gru", memory_size=8))
+    obs = Seen(trajectory.obs.view[0, 2, 1:2], trajectory.obs.legal[0, 2, 1:2])
+    alone = base.act(jax.random.split(jax.random.key(0), 1), agent.actor(state), base.carry(env.spec, 1), obs,
+                     jnp.ones(1, bool), False)  # fmt: skip
+    np.testing.assert_allclose(alone.extras.value[0], trajectory.extras.value[0, 2, 1], rtol=1e-5)
+
+
+def test_returns_are_means_of_agents() -> None:
+    env = team(2)
+    result = podium.train(AGENTS["mappo"](), env, num_steps=128, num_envs=8, rollout_length=8, progress=False)
+    found = podium.evaluate(result.policy, env, num_episodes=64)["eval_return"]
+    assert 0 <= found <= 2
+    rows = [row for row in result.metrics if row.get("episode_return") is not None]
+    assert all(0 <= row["episode_return"] <= 2 for row in rows) and rows
+
+
+def test_a_resumed_run_is_the_same(tmp_path: Any) -> None:
+    def train(folder: str, num_steps: int, **more: Any) -> str:
+        sizes = {"num_envs": 8, "rollout_length": 8, "eval_every": 256, "checkpoint_every": 256, "progress": False}
+        result = podium.train(AGENTS["mappo"](), team(dies=True), num_steps=num_steps, run_dir=tmp_path / folder,
+                              **sizes, **more)  # fmt: skip
+        return result.summary["params_sha256"]
+
+    whole = train("whole", 512)
+    train("halves", 256)
+    assert train("halves", 512, resume=True) == whole
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: shared(ppo.make(ppo.Config(normalize_reward=True))), "normalize_reward=True"),
+        (lambda: shared(dqn.make()), "give num_agents"),
+        (lambda: shared(ppo.make(), 0), "num_agents=0"),
+        (lambda: shared(ppo.make(), 2).init(jax.random.key(0), team().spec), "num_agents=2, but team has 3"),
+        (lambda: ppo.make().init(jax.random.key(0), team().spec), r"of shape \[3\] at once"),
+        (lambda: shared(ppo.make()).init(jax.random.key(0), podium.envs.make("CartPole-v1").spec), "has one agent"),
+        (lambda: mappo.make().init(jax.random.key(0), blind(team().spec)), "have no world for a critic"),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def blind(spec: EnvSpec) -> EnvSpec:
+    return EnvSpec(spec.name, spec.obs._replace(world=None), spec.action, num_agents=spec.num_agents)
+
+
+def test_each_ones_spec() -> None:
+    one = spec_of_one(team().spec)
+    assert one.obs.view.shape == (CUES,) and one.action.shape == () and one.num_agents is None
