@@ -67,10 +67,10 @@ def empty(
     """
     shape = (num_lanes, rows, num_envs // num_lanes)
     zeros = lambda x: jnp.zeros((*shape, *x.shape), x.dtype)
-    nothing = jnp.zeros((), jnp.int32)
+    nothing = lambda: jnp.zeros((), jnp.int32)  # Each a buffer of its own, so that all can be donated.
     most = 1 if stacks is None else max(jax.tree.leaves(stacks))
     if most == 1:
-        return ReplayState(jax.tree.map(zeros, item), nothing, nothing)
+        return ReplayState(jax.tree.map(zeros, item), nothing(), nothing())
     places = frames.ring_size(rows, most, rollout_length)
     kept = lambda x, number: frames.empty(x, number, shape, places) if number > 1 else zeros(x)
     others = jax.tree.map(zeros, item._replace(obs=(), next_obs=(), valid=None))
@@ -79,7 +79,7 @@ def empty(
         next_obs=jax.tree.map(lambda x, number: None if number > 1 else zeros(x), item.next_obs, stacks),
         valid=jnp.zeros(shape, bool),
     )
-    return ReplayState(items, nothing, nothing, nothing)
+    return ReplayState(items, nothing(), nothing(), nothing())
 
 
 def write(state: ReplayState, items: Transition) -> ReplayState:
