@@ -314,10 +314,11 @@ _R2D2_FLICKER = {
     "learning_rate": 5e-4,
     "gamma": 0.99,
     "n_step": 5,
-    "batch_size": 32,
+    "batch_size": 16,
+    "num_updates": 2,
     "buffer_capacity": 100_000,
     "min_replay_size": 5_000,
-    "target_update_period": 500,
+    "target_update_period": 200,
     "sequence_length": 24,
     "burn_in": 8,
     "sequence_period": 8,
@@ -332,7 +333,13 @@ R2D2: dict[str, Preset] = {
     "cartpole": Preset("CartPole-v1", _R2D2_TRIALS, _R2D2_CARTPOLE),
     "repeat-first": Preset("podium/RepeatFirst", _R2D2_TRIALS, _R2D2_SMALL),
     "memory-chain": Preset("MemoryChain-bsuite", _R2D2_TRIALS, _R2D2_SMALL),
-    "breakout-minatar-flicker": Preset("Breakout-MinAtar", _R2D2_TRIALS, _R2D2_FLICKER, usual=False),
+    "breakout-minatar-flicker": Preset(
+        "Breakout-MinAtar",
+        _R2D2_TRIALS,
+        _R2D2_FLICKER,
+        "16 windows twice and a target every 200, by one seed after 150,000 steps: 3.7; 1.7 with 32 once and 500.",
+        usual=False,
+    ),
 }
 
 R2D2_CENTRAL: dict[str, Preset] = {
