@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from podium.agent import Agent
-from podium.agents import a2c, apex, describe, dqn, impala, ppo, pqn, reppo, sac, td3
+from podium.agents import a2c, apex, describe, dqn, impala, ppo, pqn, rainbow, reppo, sac, td3
 from podium.ranges import did_you_mean
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "names",
     "ppo",
     "pqn",
+    "rainbow",
     "register",
     "reppo",
     "sac",
@@ -53,6 +54,7 @@ _entries: dict[str, Entry] = {
     "impala": Entry(impala.make, impala.Config, describe.of_impala),
     "ppo": Entry(ppo.make, ppo.Config, describe.of_ppo),
     "pqn": Entry(pqn.make, pqn.Config, describe.of_pqn),
+    "rainbow": Entry(rainbow.make, rainbow.Config, describe.of_rainbow),
     "reppo": Entry(reppo.make, reppo.Config, describe.of_reppo),
     "sac": Entry(sac.make, sac.Config, describe.of_sac),
     "td3": Entry(td3.make, td3.Config, describe.of_td3),
