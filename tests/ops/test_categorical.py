@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,8 +46,7 @@ def test_a_projection_is_algorithm_1(support: Support) -> None:
     np.testing.assert_allclose(support.project(probs, reward, discount), expected, atol=1e-5)
 
 
-def test_a_projection_is_that_of_rlax() -> None:
-    rlax = pytest.importorskip("rlax", reason="rlax is in the dev extra")
+def test_a_projection_is_that_of_rlax(rlax: Any) -> None:
     probs, reward, discount = drawn(1)
     atoms = SUPPORT.atoms()
     moved = reward[:, None] + discount[:, None] * atoms
