@@ -179,14 +179,13 @@ def make(
         return base.act(keys, params, memory, obs, first, greedy)
 
     def grad(key: Key, state: dqn.State, batch: Batch) -> tuple[PyTree, Aux]:
-        if config.noisy:
-            keys, networks = jax.random.split(key), (state.params, state.target_params)
-            params, target_params = (
-                noisy.insert(params, noisy.sample(key, params)) for key, params in zip(keys, networks, strict=True)
-            )
-            state = state._replace(params=params, target_params=target_params)
-        grads, aux = base.grad(key, state, batch)
-        return noisy.remove(grads), aux
+        if not config.noisy:
+            return base.grad(key, state, batch)
+        online, target = (noisy.sample(key, state.params) for key in jax.random.split(key))
+        params, pull_back = jax.vjp(lambda params: noisy.perturb(params, online), state.params)
+        target_params = noisy.perturb(state.target_params, target)
+        grads, aux = base.grad(key, state._replace(params=params, target_params=target_params), batch)
+        return pull_back(grads)[0], aux
 
     return base._replace(act=act, grad=grad, name="rainbow", make=again)
 

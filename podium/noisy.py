@@ -2,15 +2,17 @@
 
     y = (W + W_std * e_out e_in^T) x + b + b_std * e_out,   e = f(normal),  f(x) = sign(x) sqrt(|x|)      (eq. 9 to 11)
 
-Such a layer is a dictionary of parameters that has `kernel_std` and `bias_std` beside `kernel` and `bias`. The noise is
-data: `insert` puts it beside the parameters of each layer, where `add` finds it, and a network applied to parameters
-without noise has its mean weights. Factorised as it is, one draw for each of many rows costs no more products than one
-for all.
+Such a layer is a dictionary of parameters that has `kernel_std` and `bias_std` beside `kernel` and `bias`; a network
+applied to it as it is has its mean weights. Noise is data, in two ways: `perturb` gives the weights that one draw
+makes, for a minibatch; `insert` puts draws of many rows beside the parameters, where layers find them, for rows that
+act. As the noise is factorised, neither makes weights for each row.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -33,43 +35,30 @@ def sample(key: Key, params: PyTree) -> Array:
     return jnp.sign(normal) * jnp.sqrt(jnp.abs(normal))
 
 
+def perturb(params: PyTree, noise: Array) -> PyTree:
+    """Return `params` whose means are the weights that `noise` [n] makes; their deviations are as they were."""
+
+    def move(layer: Any, inputs: Array, outputs: Array) -> Any:
+        kernel = layer["kernel"] + layer["kernel_std"] * inputs[:, None] * outputs
+        return {**layer, "kernel": kernel, "bias": layer["bias"] + layer["bias_std"] * outputs}
+
+    return _map(move, params, noise)
+
+
 def insert(params: PyTree, noise: Array) -> PyTree:
-    """Return `params` with noise in them.
+    """Return `params` beside noise [B, n]: of each row of what `Network.apply` is given, a draw of its own."""
 
-    Args:
-      params: of a network.
-      noise: [n], the same for whatever the network is applied to; or [B, n], of one row each of what `Network.apply`
-        is given.
-    """
-    shapes = iter(_shapes(params))
-    start = 0
+    def put(layer: Any, inputs: Array, outputs: Array) -> Any:
+        return {**layer, "noise": {"inputs": inputs, "outputs": outputs}}
 
-    def take(size: int) -> Array:
-        nonlocal start
-        start += size
-        return noise[..., start - size : start]
-
-    def put(layer: Any) -> Any:
-        if not _is_noisy(layer):
-            return layer
-        inputs, outputs = next(shapes)
-        return {**layer, "noise": {"inputs": take(inputs), "outputs": take(outputs)}}
-
-    return jax.tree.map(put, params, is_leaf=_is_noisy)
-
-
-def remove(params: PyTree) -> PyTree:
-    """Return what `insert` was given, of parameters or of their gradient."""
-    drop = lambda layer: {name: x for name, x in layer.items() if name != "noise"} if _is_noisy(layer) else layer
-    return jax.tree.map(drop, params, is_leaf=_is_noisy)
+    return _map(put, params, noise)
 
 
 def add(layer: Any, x: Array, outputs: Array) -> Array:
     """Return a linear layer's outputs [..., q] for inputs x [..., p] and what noise adds; as they are without noise."""
     if "noise" not in layer:
         return outputs
-    noise = jax.lax.stop_gradient(layer["noise"])
-    parts = layer["kernel_std"], layer["bias_std"], noise
+    parts = layer["kernel_std"], layer["bias_std"], layer["noise"]
     kernel_std, bias_std, noise = jax.tree.map(lambda a: a.astype(x.dtype), parts)
     return outputs + ((x * noise["inputs"]) @ kernel_std + bias_std) * noise["outputs"]
 
@@ -88,3 +77,14 @@ def _shapes(params: PyTree) -> list[tuple[int, int]]:
     """Return the inputs and outputs of every noisy layer."""
     layers = jax.tree.leaves(params, is_leaf=_is_noisy)
     return [layer["kernel_std"].shape for layer in layers if _is_noisy(layer)]
+
+
+def _map(function: Callable[[Any, Array, Array], Any], params: PyTree, noise: Array) -> PyTree:
+    """Apply a function to every noisy layer and its own part of the noise [..., n]: of its inputs, of its outputs."""
+    ends = itertools.accumulate(itertools.chain(*_shapes(params)))
+    parts = iter(jnp.split(noise, list(ends)[:-1], axis=-1))
+
+    def apply(layer: Any) -> Any:
+        return function(layer, next(parts), next(parts)) if _is_noisy(layer) else layer
+
+    return jax.tree.map(apply, params, is_leaf=_is_noisy)

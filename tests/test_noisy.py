@@ -27,17 +27,19 @@ def layer(seed: int = 0) -> Any:
     }
 
 
-def test_what_noise_adds_is_the_papers_equation() -> None:
+def test_what_noise_makes_is_the_papers_equation() -> None:
     one, noise = layer(), jnp.array([0.5, -1.0, 2.0, 3.0, -0.25])
     x = jax.random.normal(jax.random.key(1), (7, 3))
-    given = noisy.insert(one, noise)
     # Weights W + std * e_in e_out, written out, of inputs [0.5, -1, 2] and outputs [3, -0.25].
     kernel = one["kernel"] + one["kernel_std"] * jnp.outer(noise[:3], noise[3:])
     bias = one["bias"] + one["bias_std"] * noise[3:]
-    np.testing.assert_allclose(
-        noisy.add(given, x, x @ one["kernel"] + one["bias"]), x @ kernel + bias, rtol=1e-5, atol=1e-5
-    )
-    assert noisy.add(one, x, x) is x
+    perturbed = noisy.perturb(one, noise)
+    np.testing.assert_allclose(perturbed["kernel"], kernel, rtol=1e-6)
+    np.testing.assert_allclose(perturbed["bias"], bias, rtol=1e-6)
+    inserted = noisy.insert(one, jnp.broadcast_to(noise, (7, 5)))
+    plain = x @ one["kernel"] + one["bias"]
+    np.testing.assert_allclose(noisy.add(inserted, x, plain), x @ kernel + bias, rtol=1e-5, atol=1e-5)
+    assert noisy.add(one, x, plain) is plain
 
 
 def test_deviations_begin_as_in_the_paper_and_noise_has_its_factorised_form() -> None:
@@ -70,6 +72,7 @@ def test_a_network_without_noise_is_the_plain_one(spec: EnvSpec, torso: str, num
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_row_with_its_own_noise_is_as_alone_with_it(dtype: str) -> None:
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == "float32" else {"rtol": 0.05, "atol": 0.05}
     network = q_network((8, 6), dueling=True, num_atoms=5, noisy_std=0.5, dtype=dtype)
     params = network.init(jax.random.key(0), SPEC)
     obs, first = jax.random.normal(jax.random.key(1), (6, 4)), jnp.ones(6, bool)
@@ -77,21 +80,6 @@ def test_a_row_with_its_own_noise_is_as_alone_with_it(dtype: str) -> None:
     together = network.apply(noisy.insert(params, noise), (), obs, first)[0]
     assert together.dtype == jnp.float32
     for i in range(6):
-        alone = network.unroll(noisy.insert(params, noise[i]), (), obs[i : i + 1], first[:1])[0]
-        np.testing.assert_allclose(together[i], alone, rtol=1e-5, atol=1e-5)
+        alone = network.unroll(noisy.perturb(params, noise[i]), (), obs[i : i + 1], first[:1])[0]
+        np.testing.assert_allclose(together[i], alone, **tolerance)
     assert np.abs(together - network.apply(params, (), obs, first)[0]).max() > 0.05
-
-
-def test_gradients_are_those_of_weights_drawn_and_none_of_noise() -> None:
-    network = q_network((8,), noisy_std=0.5)
-    params = network.init(jax.random.key(0), SPEC)
-    obs, first = jax.random.normal(jax.random.key(1), (6, 4)), jnp.ones(6, bool)
-    given = noisy.insert(params, noisy.sample(jax.random.key(2), params))
-    gradient = jax.grad(lambda p: network.unroll(p, (), obs, first).sum())(given)
-    assert all((x == 0).all() for x in jax.tree.leaves(gradient["advantage"]["noise"]))
-    head, noise = gradient["advantage"], given["advantage"]["noise"]
-    outer = jnp.outer(noise["inputs"], noise["outputs"])
-    np.testing.assert_allclose(head["kernel_std"], head["kernel"] * outer, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(head["bias_std"], head["bias"] * noise["outputs"], rtol=1e-5)
-    assert jax.tree.structure(noisy.remove(gradient)) == jax.tree.structure(params)
-    jax.tree.map(np.testing.assert_array_equal, noisy.remove(given), params)

@@ -170,7 +170,7 @@ def test_a_gradient_step_draws_one_noise_for_each_network() -> None:
     online, target = (noisy.sample(key, state.params) for key in jax.random.split(key))
 
     def loss(params: Any) -> Any:
-        see = lambda params, noise, obs: network.unroll(noisy.insert(params, noise), (), obs, first)
+        see = lambda params, noise, obs: network.unroll(noisy.perturb(params, noise), (), obs, first)
         following = see(state.params, online, batch.next_obs), see(state.target_params, target, batch.next_obs)
         return rainbow.c51_loss(SMALL, dqn.Values(see(params, online, batch.obs), *following), batch)[0]
 
