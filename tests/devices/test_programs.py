@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import podium
 from podium import envs
-from podium.agents import apex, dqn, impala, ppo, pqn
+from podium.agents import apex, dqn, impala, ppo, pqn, rainbow
 from podium.env import auto_reset
 from podium.envs import native
 from podium.learn import learn
@@ -52,7 +52,10 @@ CASES: dict[str, tuple[Callable[[], Any], str, int, int]] = {
     "pqn-gru": (lambda: small_pqn(memory="gru", memory_size=16), "podium/RepeatFirst", 7, 8),
     "dqn": (lambda: small_dqn(n_step=3, dueling=True), "podium/Catch", 4, 5),
     "apex": (lambda: small_dqn(apex), "podium/Catch", 4, 6),
+    "rainbow": (lambda: small_dqn(rainbow), "podium/Catch", 4, 6),
 }
+
+NIGHTLY = ("apex", "pqn", "pqn-gru", "rainbow")
 
 _programs: dict[str, Any] = {}
 
@@ -162,7 +165,8 @@ def test_the_reader_finds_collectives_in_loops() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("apex", "pqn", "pqn-gru"))) for name in CASES]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in ("apex", "pqn", "pqn-gru", "rainbow"))) for name in CASES],
 )
 def test_gradient_sums_are_all_that_crosses(name: str) -> None:
     text = build(name).loop.compiled_text()
@@ -173,7 +177,7 @@ def test_gradient_sums_are_all_that_crosses(name: str) -> None:
     assert len(depths) == len(collectives(text.splitlines())), "the reader missed some"
     # In the loop over updates and the loop over minibatches (with priorities, in a loop of one round between them), and
     # never in one over time.
-    assert max(depths) <= (3 if name == "apex" else 2), depths
+    assert max(depths) <= (3 if name in ("apex", "rainbow") else 2), depths
 
 
 STEPS = 4  # Gradient steps of the cases' PPO and PQN: 2 epochs of 2 minibatches.

@@ -25,6 +25,7 @@ import ppo_atari_anakin
 import ppo_sebulba
 import pqn_anakin
 import pytest
+import rainbow_anakin
 import replay
 import reppo_anakin
 import sac_anakin
@@ -32,7 +33,7 @@ import td3_anakin
 
 import podium
 from podium import presets
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, reppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, rainbow, reppo, sac, td3
 from podium.checkpoint import CheckpointError
 from podium.commands import cache
 from podium.commands.console import REFUSED, guard, read_options
@@ -45,6 +46,7 @@ OTHERS = {
     "impala": (impala_anakin, impala, presets.IMPALA),
     "a2c": (a2c_anakin, a2c, presets.A2C),
     "pqn": (pqn_anakin, pqn, presets.PQN),
+    "rainbow": (rainbow_anakin, rainbow, presets.RAINBOW),
     "reppo": (reppo_anakin, reppo, presets.REPPO),
     "sac": (sac_anakin, sac, presets.SAC),
     "td3": (td3_anakin, td3, presets.TD3),

@@ -7,13 +7,20 @@ import pytest
 
 import podium
 from podium.agent import Agent
-from podium.agents import apex, dqn
+from podium.agents import apex, dqn, rainbow
 from podium.envs.native import catch
 
 SETTINGS = {"batch_size": 16, "buffer_capacity": 512, "min_replay_size": 64}
 
 
-@pytest.mark.parametrize("agent", [dqn.make(dqn.Config(**SETTINGS)), apex.make(apex.Config(**SETTINGS))])
+@pytest.mark.parametrize(
+    "agent",
+    [
+        dqn.make(dqn.Config(**SETTINGS)),
+        apex.make(apex.Config(**SETTINGS)),
+        pytest.param(rainbow.make(rainbow.Config(**SETTINGS)), marks=pytest.mark.slow),
+    ],
+)
 def test_an_update_from_a_replay_compiles_nothing_twice(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
     program = podium.Single().build(agent, catch(), num_envs=8, rollout_length=1, max_updates=12)
     state, _ = program.chunk(program.init(0), 12)

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import podium
 from podium import layout
 from podium.agent import Agent
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, rainbow
 from podium.checkpoint import Checkpoints
 from podium.devices import make_mesh
 from podium.types import DiscreteSpec
@@ -61,6 +61,7 @@ AGENTS: dict[str, tuple[Callable[[], Agent], str]] = {
     "pqn": (lambda: pqn.make(pqn.Config(hidden_sizes=HIDDEN, num_minibatches=2)), "podium/Catch"),
     "dqn": (wide_dqn, "podium/Catch"),
     "apex": (lambda: wide_dqn(apex), "podium/Catch"),
+    "rainbow": (lambda: wide_dqn(rainbow), "podium/Catch"),
 }
 ONE = podium.Anakin(1)
 LAYOUTS = {

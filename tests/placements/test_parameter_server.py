@@ -19,7 +19,7 @@ import pytest
 import podium
 from podium import keys, replay
 from podium.agent import Agent
-from podium.agents import a2c, dqn, impala, ppo, pqn, reppo
+from podium.agents import a2c, dqn, impala, ppo, pqn, rainbow, reppo
 from podium.env import Env
 from podium.placement.actors.actor import make_acting
 from podium.placement.actors.gradients import GradientFunctions
@@ -44,6 +44,13 @@ AGENTS: dict[str, tuple[Agent, int, int]] = {
     "pqn": (pqn.make(pqn.Config(hidden_sizes=(16,), num_minibatches=4)), 8, 3),
     "pqn gru": (pqn.make(pqn.Config(hidden_sizes=(16,), num_minibatches=2, memory="gru", memory_size=16)), 8, 3),
     "reppo": (reppo.make(reppo.Config(**REPPO)), 8, 3),
+    "rainbow": (
+        rainbow.make(
+            rainbow.Config(hidden_sizes=(16,), batch_size=32, min_replay_size=64, buffer_capacity=1024, num_atoms=11)
+        ),
+        1,
+        14,
+    ),
     "dqn": (dqn.make(dqn.Config(hidden_sizes=(16,), batch_size=32, min_replay_size=64, buffer_capacity=1024)), 1, 14),
 }
 

@@ -20,7 +20,7 @@ import pytest
 
 import podium
 from podium.agent import ActOutput, Agent
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, reppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, rainbow, reppo, sac, td3
 from podium.host import HostEnv, HostEnvFactory, on_host
 from podium.placement.actors.host import CompiledHostActing, HostActing
 from podium.placement.threads.channels import LatestParams
@@ -44,6 +44,7 @@ AGENTS: dict[str, tuple[Agent, int, int]] = {
     "pqn gru": (pqn.make(pqn.Config(hidden_sizes=(16,), num_minibatches=2, memory="gru", memory_size=16)), 8, 3),
     "dqn": (dqn.make(dqn.Config(**SMALL)), 1, 14),
     "apex": (apex.make(apex.Config(num_actors=8, **SMALL)), 1, 14),
+    "rainbow": (rainbow.make(rainbow.Config(num_atoms=11, **SMALL)), 1, 14),
     "reppo": (reppo.make(reppo.Config(**REPPO)), 8, 3),
     "sac": (sac.make(sac.Config(updates_per_step=0.25, warmup_steps=40, **SMALL)), 1, 14),
     "td3": (td3.make(td3.Config(updates_per_step=0.25, warmup_steps=40, **SMALL)), 1, 14),
@@ -64,7 +65,7 @@ def run(
         program.close()
 
 
-NIGHTLY = ("ppo gru", "impala squashed", "pqn gru", "apex", "reppo", "td3")
+NIGHTLY = ("ppo gru", "impala squashed", "pqn gru", "apex", "rainbow", "reppo", "td3")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in NIGHTLY)) for name in AGENTS])
