@@ -92,7 +92,7 @@ CASES = {
         lambda: small_dqn(n_step=3, dueling=True), "podium/Catch", 26, quick=(8, "single")
     ),
     "apex": Case(lambda: small_dqn(apex), "podium/Catch", 26),
-    "rainbow": Case(lambda: small_dqn(rainbow, num_atoms=11, v_min=-2.0, v_max=2.0), "podium/Catch", 26),
+    "rainbow": Case(lambda: small_dqn(rainbow, num_atoms=11, v_min=-2.0, v_max=2.0), "podium/Catch", 26, quick=(8,)),
     "reppo": Case(small_reppo, "Pendulum-v1", 4),
     "sac": Case(lambda: small_continuous(sac, n_step=3, policy_delay=2), "Pendulum-v1", 12, quick=(8,)),
     "td3": Case(lambda: small_continuous(td3, normalize_obs=True), "Pendulum-v1", 12),
