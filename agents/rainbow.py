@@ -47,6 +47,8 @@ class Config(dqn.PrioritizedConfig):
     """Probability of a random action after the decay, 0 to epsilon_start."""
     huber_delta: float = 1.0
     """TD error beyond which the loss grows linearly, above 0; of the heads scalar and qr only."""
+    adam_eps: float = 1.5e-4
+    """Added to Adam's denominator, above 0."""
     priority_exponent: float = 0.5
     """Power of what a transition loses that it is drawn in proportion to, 0 to 1; 0 draws uniformly."""
     head: str = "c51"
@@ -57,7 +59,7 @@ class Config(dqn.PrioritizedConfig):
     v_min: float = -10.0
     """Least discounted return that c51 can tell, below v_max."""
     v_max: float = 10.0
-    """Largest one."""
+    """Largest discounted return that c51 can tell, above v_min."""
     noisy: bool = True
     """Whether dense layers are noisy; without, set epsilon_start to explore."""
     noisy_std: float = 0.5
@@ -192,9 +194,9 @@ def make(
 
 def _check(config: Config) -> None:
     """Refuse what is out of range of the fields that are not DQN's."""
-    check_fields(config, positive=["noisy_std"], flags=["noisy"])
+    check_fields(config, positive=["noisy_std"], counts=["num_atoms"], flags=["noisy"])
     check_choice("head", config.head, tuple(HEADS))
-    if isinstance(config.num_atoms, bool) or not isinstance(config.num_atoms, int) or config.num_atoms < 2:
+    if config.num_atoms < 2:
         raise ValueError(f"num_atoms={config.num_atoms!r} must be an integer of 2 or more; 51 is usual.")
     low, high = config.v_min, config.v_max
     if not (is_traced(low) or is_traced(high)) and not -math.inf < low < high < math.inf:

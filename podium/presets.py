@@ -265,7 +265,7 @@ def _minatar_rainbow(game: str) -> Preset:
     return Preset(
         f"{game}-MinAtar",
         f"{_YOUNG} Hessel et al. 2018 for n, exponents, atoms and noise.",
-        {**_MINATAR_REPLAY, "annealing_updates": 62_500, "adam_eps": 1.5e-4, "v_min": 0.0, "v_max": 25.0},
+        {**_MINATAR_REPLAY, "annealing_updates": 62_500, "v_min": 0.0, "v_max": 25.0},
     )
 
 
@@ -277,12 +277,14 @@ RAINBOW: dict[str, Preset] = {
             "num_envs": 16,
             "cpu_threads": 1,
             "rollout_length": 1,
-            "num_steps": 200_000,
-            "learning_rate": 3e-4,
+            "num_steps": 300_000,
+            "learning_rate": 1e-3,
             "buffer_capacity": 100_000,
             "target_update_period": 200,
+            "annealing_updates": 18_750,
             "v_min": 0.0,
             "v_max": 100.0,
+            "noisy_std": 0.1,
             "hidden_sizes": (120, 84),
         },
     ),
@@ -299,7 +301,6 @@ RAINBOW: dict[str, Preset] = {
             "rollout_length": 4,
             "num_steps": 50_000_000,
             "learning_rate": 6.25e-5,
-            "adam_eps": 1.5e-4,
             "batch_size": 32,
             "num_updates": 16,
             "buffer_capacity": 200_000,

@@ -252,6 +252,7 @@ def test_another_loss_is_used() -> None:
         ("epsilon_start", 1.5),
         ("epsilon_end", 0.5),
         ("huber_delta", 0.0),
+        ("adam_eps", 0.0),
         ("priority_exponent", 1.1),
         ("head", "iqn"),
         ("num_atoms", 1),

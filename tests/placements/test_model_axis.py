@@ -38,11 +38,11 @@ def recurrent(memory: str) -> Agent:
     return wide_ppo(hidden_sizes=(128,), memory=memory, memory_size=128)
 
 
-def wide_dqn(algorithm: Any = dqn) -> Agent:
+def wide_dqn(algorithm: Any = dqn, **changes: Any) -> Agent:
     return algorithm.make(
         algorithm.Config(
             hidden_sizes=HIDDEN, batch_size=32, num_updates=2, buffer_capacity=2048, min_replay_size=128,
-            learning_rate=1e-3, target_update_period=3,
+            learning_rate=1e-3, target_update_period=3, **changes,
         )
     )  # fmt: skip
 
@@ -61,7 +61,7 @@ AGENTS: dict[str, tuple[Callable[[], Agent], str]] = {
     "pqn": (lambda: pqn.make(pqn.Config(hidden_sizes=HIDDEN, num_minibatches=2)), "podium/Catch"),
     "dqn": (wide_dqn, "podium/Catch"),
     "apex": (lambda: wide_dqn(apex), "podium/Catch"),
-    "rainbow": (lambda: wide_dqn(rainbow), "podium/Catch"),
+    "rainbow": (lambda: wide_dqn(rainbow, num_atoms=52), "podium/Catch"),
 }
 ONE = podium.Anakin(1)
 LAYOUTS = {
