@@ -57,7 +57,7 @@ class Config(dqn.PrioritizedConfig):
     num_atoms: int = 51
     """Atoms or quantiles of the distribution, 2 or more."""
     v_min: float = -10.0
-    """Least discounted return that c51 can tell, below v_max."""
+    """Least discounted return that c51 can tell, below v_max; see the metric target_outside."""
     v_max: float = 10.0
     """Largest discounted return that c51 can tell, above v_min."""
     noisy: bool = True
@@ -85,10 +85,9 @@ def c51_loss(config: Config, values: dqn.Values, batch: Batch) -> tuple[Array, A
     logits = select_atoms(values.value, batch.action)
     error, value = categorical.cross_entropy(target, logits), support.mean(logits)
     td_error = support.expectation(target) - value
-    # Mass at an end of the support is what lies there and all that lies beyond.
-    at_ends = target[..., 0] + target[..., -1]
+    outside = support.outside(next_probs, batch.reward, batch.discount)
     total, metrics = dqn.weighted_mean(
-        batch, error, q_mean=value, td_error_abs=jnp.abs(td_error), target_at_ends=at_ends
+        batch, error, q_mean=value, td_error_abs=jnp.abs(td_error), target_outside=outside
     )
     return total, Aux(metrics, categorical.kl_divergence(target, logits))
 

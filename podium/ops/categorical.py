@@ -58,11 +58,19 @@ class Support(NamedTuple):
         Returns:
           [..., Z] probabilities.
         """
-        moved = jnp.clip(reward[..., None] + discount[..., None] * self.atoms(), self.low, self.high)
+        moved = jnp.clip(self._moved(reward, discount), self.low, self.high)
         # Counted in atoms before anything is [..., Z, Z]: on CPU a division there costs ten times the rest.
         position = (moved - self.low) / self.width()
         share = jnp.maximum(0.0, 1.0 - jnp.abs(position[..., None, :] - jnp.arange(self.num_atoms)[:, None]))
         return jnp.einsum("...j,...ij->...i", probs, share, precision=jax.lax.Precision.HIGHEST)
+
+    def outside(self, probs: Array, reward: Array, discount: Array) -> Array:
+        """Return how much of the mass [...] `project` finds beyond the ends, 0 to 1, and leaves at them."""
+        moved = self._moved(reward, discount)
+        return jnp.sum(jnp.where((moved < self.low) | (moved > self.high), probs, 0.0), axis=-1)
+
+    def _moved(self, reward: Array, discount: Array) -> Array:
+        return reward[..., None] + discount[..., None] * self.atoms()
 
 
 def cross_entropy(probs: Array, logits: Array) -> Array:

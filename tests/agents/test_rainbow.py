@@ -99,11 +99,12 @@ def test_c51_by_hand() -> None:
     total, aux = rainbow.c51_loss(config, values, batch)
     np.testing.assert_allclose(total, np.log(3), rtol=1e-6)
     np.testing.assert_allclose(aux.priorities, [np.log(3) - np.log(2), np.log(3)], rtol=1e-5)
-    np.testing.assert_allclose(aux.metrics["target_at_ends"], 0.5 / 2, rtol=1e-5)
+    np.testing.assert_allclose(aux.metrics["target_outside"], 0.0, atol=1e-6)
     np.testing.assert_allclose(aux.metrics["td_error_abs"], 0.5 / 2, atol=1e-6)
     total, aux = rainbow.c51_loss(config, values, batch._replace(weight=jnp.array([0.0, 0.5])))
     np.testing.assert_allclose(total, 0.5 * np.log(3), rtol=1e-6)
-    np.testing.assert_allclose(aux.metrics["target_at_ends"], 0.0, atol=1e-6)
+    _, aux = rainbow.c51_loss(config, values, batch._replace(reward=jnp.array([1.5, 0.0])))
+    np.testing.assert_allclose(aux.metrics["target_outside"], 0.5, rtol=1e-6)
 
 
 @pytest.mark.parametrize("head", ["c51", "qr"])

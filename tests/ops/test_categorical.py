@@ -75,6 +75,8 @@ def test_a_termination_leaves_the_reward_alone() -> None:
     expected[0, 9] = expected[2, 20] = expected[3, 0] = 1.0
     expected[1, 9] = expected[1, 10] = 0.5
     np.testing.assert_allclose(projected, expected, atol=1e-6)
+    outside = SUPPORT.outside(probs, jnp.array([1.5, 1.75, 100.0, -100.0]), jnp.zeros(4))
+    np.testing.assert_allclose(outside, [0, 0, 1, 1], atol=1e-5)
 
 
 def test_a_mean_is_that_of_the_softmax() -> None:
