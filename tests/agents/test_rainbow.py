@@ -245,6 +245,25 @@ def test_another_loss_is_used() -> None:
     np.testing.assert_allclose(3 * found[0], found[1], rtol=1e-5)
 
 
+def test_a_network_of_ones_own_without_noisy_layers_draws_nothing() -> None:
+    table = q_network((8,), num_atoms=Z)._replace(
+        init=lambda key, spec: jnp.zeros((3, Z)).at[1, -1].set(9.0),
+        apply=lambda params, memory, obs, first: (jnp.broadcast_to(params, (*first.shape, 3, Z)), memory),
+        unroll=lambda params, memory, obs, first: jnp.broadcast_to(params, (*first.shape, 3, Z)),
+    )
+    agent = rainbow.make(SMALL, network=table)
+    state = agent.init(jax.random.key(0), SPEC)
+    obs = jnp.zeros((N, 4))
+    action = acted(agent, agent.actor(state), obs, jax.random.split(jax.random.key(1), N))
+    np.testing.assert_array_equal(action, 1)
+    batch = drawn(6)[1]
+    found, _ = agent.grad(jax.random.key(0), state, batch)
+    values = lambda params: jnp.broadcast_to(params, (N, 3, Z))
+    fixed = values(state.params)
+    total = lambda params: rainbow.c51_loss(SMALL, dqn.Values(values(params), fixed, fixed), batch)[0]
+    np.testing.assert_allclose(found, jax.grad(total)(state.params), rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
