@@ -266,7 +266,7 @@ def _minatar_rainbow(game: str) -> Preset:
         f"{game}-MinAtar",
         f"{_YOUNG} Hessel et al. 2018 for n, exponents, atoms and noise.",
         {**_MINATAR_REPLAY, "annealing_updates": 62_500},
-        "atoms from -10 to 10, the source's, whose mean is 0 before anything is learnt: with 0 to 25 values began at 12 "
+        "atoms from -10 to 10, the source's, whose mean is 0 before anything is learnt: with 0 to 25 they began at 12 "
         "and took 200,000 steps to come down.",
     )
 
