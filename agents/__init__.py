@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from podium.agent import Agent
-from podium.agents import a2c, apex, describe, dqn, impala, ippo, mappo, ppo, pqn, r2d2, reppo, sac, td3
+from podium.agents import a2c, apex, describe, dqn, impala, ippo, mappo, ppo, pqn, r2d2, rainbow, reppo, sac, td3
 from podium.ranges import did_you_mean
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "ppo",
     "pqn",
     "r2d2",
+    "rainbow",
     "register",
     "reppo",
     "sac",
@@ -59,6 +60,7 @@ _entries: dict[str, Entry] = {
     "ppo": Entry(ppo.make, ppo.Config, describe.of_ppo),
     "pqn": Entry(pqn.make, pqn.Config, describe.of_pqn),
     "r2d2": Entry(r2d2.make, r2d2.Config, describe.of_r2d2),
+    "rainbow": Entry(rainbow.make, rainbow.Config, describe.of_rainbow),
     "reppo": Entry(reppo.make, reppo.Config, describe.of_reppo),
     "sac": Entry(sac.make, sac.Config, describe.of_sac),
     "td3": Entry(td3.make, td3.Config, describe.of_td3),

@@ -13,7 +13,6 @@ import functools
 
 import jax.numpy as jnp
 
-from podium import replay
 from podium.agent import ActOutput, Agent
 from podium.agents import dqn
 from podium.networks import Network
@@ -24,8 +23,8 @@ from podium.types import Array, EnvSpec, Key, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(dqn.Config):
-    """Hyperparameters of Ape-X: those of DQN, some with the paper's value, and its own."""
+class Config(dqn.PrioritizedConfig):
+    """Hyperparameters of Ape-X: those of DQN with prioritised replay, some with the paper's value, and its own."""
 
     n_step: int = 3
     """Rewards summed before the bootstrap, 1 or more."""
@@ -39,14 +38,6 @@ class Config(dqn.Config):
     """Actor i of N explores with probability epsilon ** (1 + epsilon_spread * i / (N - 1)); 0 or more."""
     num_actors: int = 16
     """N above, 1 or more: environment i explores as actor i modulo N, so num_envs is usual, and any number goes."""
-    priority_exponent: float = 0.6
-    """Power of |TD error| that a transition is drawn in proportion to, 0 to 1; 0 draws uniformly."""
-    importance_exponent: float = 0.4
-    """How much of what that skews the loss's weights undo, 0 to 1."""
-    annealing_updates: int = 0
-    """Gradient steps over which importance_exponent rises to 1, 0 or more; 0 leaves it."""
-    smallest_priority: float = 1e-6
-    """Added to |TD error|, above 0."""
 
 
 def estimate(value: Array, action: Array) -> Estimate:
@@ -86,19 +77,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: dqn.Lo
       ValueError: for a field out of range or a network with memory; from `init`, for continuous actions.
     """
     check_fields(config, not_negative=["epsilon_spread"], counts=["num_actors"])
-    buffer = replay.prioritized(
-        config.buffer_capacity,
-        config.batch_size,
-        config.num_updates,
-        config.min_replay_size,
-        config.n_step,
-        config.gamma,
-        config.priority_exponent,
-        config.importance_exponent,
-        config.annealing_updates,
-        config.smallest_priority,
-    )
-    base = dqn.make(config, network, loss, buffer, estimate)
+    base = dqn.make(config, network, loss, note=estimate)
 
     def carry(spec: EnvSpec, num_envs: int) -> Array:
         return jnp.zeros(num_envs, jnp.int32)

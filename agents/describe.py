@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, reppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo, sac, td3
 from podium.networks import ActorCriticConfig
 
 
@@ -86,6 +86,18 @@ def of_r2d2(config: r2d2.Config, num_envs: int, rollout_length: int) -> Mapping[
         f"{config.buffer_capacity // unit * unit:,} steps, a window every {config.sequence_period}, "
         f"drawn by |TD error| to the power of {config.priority_exponent:g}"
     )
+    return words
+
+
+def of_rainbow(config: rainbow.Config, num_envs: int, rollout_length: int) -> Mapping[str, str]:
+    """Describe what DQN's rows say, the head, and what explores."""
+    words = dict(of_dqn(config, num_envs, rollout_length))
+    if config.noisy:
+        also = f", and {words['exploration']}" if config.epsilon_start else ""
+        words["exploration"] = f"noisy layers, deviation {config.noisy_std:g}{also}"
+    words["replay"] += f", drawn by the loss to the power of {config.priority_exponent:g}"
+    between = f" from {config.v_min:g} to {config.v_max:g}" if config.head == "c51" else ""
+    words["values"] = config.head if config.head == "scalar" else f"{config.head}, {config.num_atoms} atoms{between}"
     return words
 
 

@@ -25,8 +25,8 @@ from podium.ops.counts import Count
 from podium.ops.statistics import count_valid, masked_means
 from podium.ranges import check_fields, check_value, is_on
 from podium.replay import Batch
-from podium.seen import legal_of
-from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree, Trajectory
+from podium.seen import legal_of, only_legal
+from podium.types import Array, DiscreteSpec, EnvSpec, Key, Metrics, PyTree, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +79,33 @@ class Config:
     activation: str = "relu"
     """Nonlinearity of hidden layers: tanh, relu, silu, gelu or elu."""
 
+    def buffer(self) -> Replay:
+        """Make the replay."""
+        sizes = self.buffer_capacity, self.batch_size, self.num_updates, self.min_replay_size
+        return replay.uniform(*sizes, self.n_step, self.gamma)
+
+
+@dataclasses.dataclass(frozen=True)
+class PrioritizedConfig(Config):
+    """Hyperparameters of DQN with prioritised replay (Schaul et al. 2016, arXiv 1511.05952)."""
+
+    priority_exponent: float = 0.6
+    """Power of |TD error| that a transition is drawn in proportion to, 0 to 1; 0 draws uniformly."""
+    importance_exponent: float = 0.4
+    """How much of what that skews the loss's weights undo, 0 to 1."""
+    annealing_updates: int = 0
+    """Gradient steps over which importance_exponent rises to 1, 0 or more; 0 leaves it."""
+    smallest_priority: float = 1e-6
+    """Added to |TD error|, above 0."""
+
+    def buffer(self) -> Replay:
+        """Make the replay."""
+        sizes = self.buffer_capacity, self.batch_size, self.num_updates, self.min_replay_size
+        exponents = self.priority_exponent, self.importance_exponent
+        return replay.prioritized(
+            *sizes, self.n_step, self.gamma, *exponents, self.annealing_updates, self.smallest_priority
+        )
+
 
 class Params(NamedTuple):
     """What acting needs: network parameters and the probability of a random action."""
@@ -97,12 +124,40 @@ class State(NamedTuple):
     updates: Array
 
 
+Mean = Callable[[Array], Array]
+"""What makes action values [..., A] of a network's outputs."""
+
+
 class Values(NamedTuple):
-    """Action values [N, A]: at `obs`, and at `next_obs` by the online and by the target network (no gradient)."""
+    """Action values [N, A]: at `obs`, and at `next_obs` by the online and by the target network (no gradient).
+
+    Of a network with another head they are its outputs, of which `make`'s `mean` makes action values. `next_obs` says
+    which actions are legal.
+    """
 
     value: Array
     next_value: Array
     next_target_value: Array
+    next_obs: PyTree = ()
+
+
+def as_they_are(outputs: Array) -> Array:
+    """Return action values, which the outputs of a network with a scalar head are."""
+    return outputs
+
+
+def bootstrap_action(config: Config, values: Values, mean: Mean = as_they_are) -> Array:
+    """Return the action [N] that is best at `next_obs`, by the target network or, with `double`, by the online one."""
+    chooser = values.next_value if config.double else values.next_target_value
+    return jnp.argmax(only_legal(mean(chooser), values.next_obs), axis=-1)
+
+
+def weighted_mean(batch: Batch, error: Array, **metrics: Array) -> tuple[Array, Metrics]:
+    """Return the mean of what rows [N] lose, each times its weight, and the means of it and of other `metrics` [N]."""
+    counted = None if batch.weight is None else batch.weight > 0
+    weighted = error if batch.weight is None else batch.weight * error
+    means = masked_means(counted, loss=weighted, **metrics)
+    return means["loss"], means
 
 
 def loss(config: Config, values: Values, batch: Batch) -> tuple[Array, Aux]:
@@ -119,16 +174,13 @@ def loss(config: Config, values: Values, batch: Batch) -> tuple[Array, Aux]:
       values: action values.
       batch: n-step transitions.
     """
-    chooser = values.next_value if config.double else values.next_target_value
-    next_value = action_values.select(values.next_target_value, jnp.argmax(chooser, axis=-1))
+    next_value = action_values.select(values.next_target_value, bootstrap_action(config, values))
     target = jax.lax.stop_gradient(batch.reward + batch.discount * next_value)
     value = action_values.select(values.value, batch.action)
     td_error = target - value
     error = optax.huber_loss(td_error, delta=config.huber_delta)
-    counted = None if batch.weight is None else batch.weight > 0
-    weighted = error if batch.weight is None else batch.weight * error
-    metrics = masked_means(counted, loss=weighted, q_mean=value, td_error_abs=jnp.abs(td_error))
-    return metrics["loss"], Aux(metrics, jnp.abs(td_error))
+    total, metrics = weighted_mean(batch, error, q_mean=value, td_error_abs=jnp.abs(td_error))
+    return total, Aux(metrics, jnp.abs(td_error))
 
 
 Loss = Callable[[Config, Values, Batch], tuple[Array, Aux]]
@@ -146,15 +198,18 @@ def make(
     loss: Loss = loss,
     buffer: Replay | None = None,
     note: Note = note_nothing,
+    mean: Mean = as_they_are,
 ) -> Agent:
     """Make a DQN agent.
 
     Args:
       config: hyperparameters.
-      network: without memory, whose output is action values [..., A]; None builds one of `config`'s sizes.
+      network: without memory, whose output is action values [..., A], or what `mean` makes these of; None builds one of
+        `config`'s sizes, of action values.
       loss: `(config, values, batch) -> (scalar, Aux)`; change DQN by passing another.
-      buffer: the replay, of `podium.replay.transitions`; None builds a uniform one of `config`'s sizes.
+      buffer: the replay, of `podium.replay.transitions`; None builds `config`'s.
       note: `(action values [B, A], action [B]) -> extras`, which acting leaves in the replay.
+      mean: makes action values of the network's outputs, to act by; `agents.rainbow` has others.
 
     Returns:
       an `Agent` with a `Replay`.
@@ -163,16 +218,9 @@ def make(
       ValueError: for a field out of range or a network with memory; from `init`, for continuous actions.
     """
     _check(config)
-    again = functools.partial(make, network=network, loss=loss, buffer=buffer, note=note)
+    again = functools.partial(make, network=network, loss=loss, buffer=buffer, note=note, mean=mean)
     if buffer is None:
-        buffer = replay.uniform(
-            config.buffer_capacity,
-            config.batch_size,
-            config.num_updates,
-            config.min_replay_size,
-            config.n_step,
-            config.gamma,
-        )
+        buffer = config.buffer()
     if config.samples_per_insert:
         buffer = buffer._replace(samples_per_insert=config.samples_per_insert)
     if network is None:
@@ -199,7 +247,8 @@ def make(
         return network.carry(num_envs)
 
     def act(keys: Key, params: Params, memory: PyTree, obs: PyTree, first: Array, greedy: bool) -> ActOutput:
-        value, memory = network.apply(params.network, memory, obs, first)
+        outputs, memory = network.apply(params.network, memory, obs, first)
+        value = only_legal(mean(outputs), obs)
         if greedy:
             return ActOutput(action_values.greedy(value), memory)
         action = action_values.epsilon_greedy(keys, value, params.epsilon, legal_of(obs))
@@ -216,7 +265,7 @@ def make(
         next_target_value = q(state.target_params, batch.next_obs)
 
         def objective(params: PyTree) -> tuple[Array, Aux]:
-            return loss(config, Values(q(params, batch.obs), next_value, next_target_value), batch)
+            return loss(config, Values(q(params, batch.obs), next_value, next_target_value, batch.next_obs), batch)
 
         return jax.grad(objective, has_aux=True)(state.params)
 

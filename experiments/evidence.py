@@ -113,6 +113,8 @@ def _optimum(value: float) -> Published:
 
 _PQN_MINATAR = "The settings are the PQN authors'; their figures are drawings only, so one of PPO's stands beside it."
 
+_BESIDE_RAINBOW = "To stand beside rainbow's: the same network, replay, batches, rate and steps."
+
 PUREJAXRL_BREAKOUT = Published(60.7, "PureJaxRL's ppo.py (31756b1), three seeds here, 10M steps: 88, 58, 36")
 
 PLAYGROUND = Published(
@@ -195,6 +197,11 @@ ROWS: tuple[Row, ...] = (
         "2.3e-3) came to 339 at 50k steps here (96, 97, 500, 500, 500), and to 409 at 100k with 3-step returns.",
     ),
     Row("dqn", "podium/Catch", "catch", published=_optimum(1)),
+    Row("dqn", "Breakout-MinAtar", "breakout-minatar", remark=_BESIDE_RAINBOW),
+    Row("dqn", "Asterix-MinAtar", "asterix-minatar", remark=_BESIDE_RAINBOW),
+    Row("rainbow", "CartPole-v1", "cartpole", published=_optimum(500), seeds=8),
+    Row("rainbow", "Breakout-MinAtar", "breakout-minatar"),
+    Row("rainbow", "Asterix-MinAtar", "asterix-minatar"),
     Row("apex", "CartPole-v1", "cartpole", published=_optimum(500)),
     Row("apex", "podium/Catch", "catch", published=_optimum(1)),
     Row("dqn", "podium/RepeatFirst", "repeat-first", published=_blind(1 / 3)),

@@ -21,6 +21,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from podium import noisy
 from podium.agent import ActOutput
 from podium.ops import returns
 from podium.ops.bounds import Bounds
@@ -243,12 +244,16 @@ def apply_linear(params: PyTree, x: Array) -> Array:
     if 1 < outputs <= NARROW:
         # On CPU, forward and backward of a product with few columns cost 2 to 7 times those of its columns one by one
         # ([2048, 64] by [64, 2]: 217 us against 32); elsewhere the difference drowns.
-        return jnp.stack([x @ kernel[:, i] for i in range(outputs)], axis=-1) + params["bias"]
-    return x @ kernel + params["bias"]
+        product = jnp.stack([x @ kernel[:, i] for i in range(outputs)], axis=-1)
+    else:
+        product = x @ kernel
+    return noisy.add(params, x, product + params["bias"])
 
 
 def apply_value(params: PyTree, x: Array) -> Array:
     """Return a linear head's single output without its last axis ([N, 1] costs more in the gradient than [N])."""
+    if "noise" in params:
+        return apply_linear(params, x)[..., 0]
     return x @ params["kernel"][:, 0] + params["bias"][0]
 
 
@@ -529,16 +534,21 @@ def q_network(
     memory: str = "none",
     memory_size: int = 64,
     layer_norm: bool = False,
+    num_atoms: int | None = None,
+    noisy_std: float | None = None,
 ) -> Network:
     """Make action values Q [..., A]: a torso, a memory if asked for, and a linear head.
 
-    The head is two (Wang et al. 2016, eq. 9) when `dueling`. `torso`, `dtype`, `memory` and `memory_size` as in
-    `actor_critic`, `layer_norm` as in `podium.torsos.make_torso`.
+    The head is two (Wang et al. 2016, eq. 9) when `dueling`. With `num_atoms` it gives so many numbers Z an action,
+    [..., A, Z], of which a distribution of values is made; `dueling` then adds and subtracts atom by atom (Hessel et
+    al. 2018, section 3). The value of an action that is not legal (`podium.types.Seen`) is the least there is; with
+    atoms, that is for who makes values of them. `torso`, `dtype`, `memory` and `memory_size` as in `actor_critic`,
+    `layer_norm` and `noisy_std`, which heads have too, as in `podium.torsos.make_torso`.
 
     Raises:
       ValueError: for an unknown name or sizes that are not positive; from `init`, for continuous actions.
     """
-    encoder = seeing(make_torso(torso, hidden_sizes, activation, dtype, layer_norm), "", "")
+    encoder = seeing(make_torso(torso, hidden_sizes, activation, dtype, layer_norm, noisy_std), "", "")
     cell = make_cell(memory, memory_size)
 
     def init(key: Key, spec: EnvSpec) -> PyTree:
@@ -550,16 +560,23 @@ def q_network(
         torso_key, action_key, value_key = jax.random.split(key, 3)
         torso_key, cell_key = (torso_key, None) if cell is None else jax.random.split(torso_key)
         params, width = _init_core(torso_key, cell_key, encoder, cell, spec)
-        params["advantage"] = _linear(action_key, width, spec.action.num_values, 1.0)
-        return {**params, "value": _linear(value_key, width, 1, 1.0)} if dueling else params
+        params["advantage"] = linear(action_key, width, spec.action.num_values * (num_atoms or 1))
+        return {**params, "value": linear(value_key, width, num_atoms or 1)} if dueling else params
+
+    def linear(key: Key, inputs: int, outputs: int) -> PyTree:
+        std = {} if noisy_std is None else noisy.init_std(inputs, outputs, noisy_std)
+        return {**_linear(key, inputs, outputs, 1.0), **std}
 
     def heads(params: PyTree, x: Array, obs: PyTree) -> Array:
-        value = apply_linear(params["advantage"], x)
+        outputs, axis = apply_linear(params["advantage"], x), -1
+        if num_atoms is not None:
+            outputs, axis = outputs.reshape(*outputs.shape[:-1], -1, num_atoms), -2
         if dueling:
-            value = apply_value(params["value"], x)[..., None] + value - value.mean(-1, keepdims=True)
-        return only_legal(value, obs)
+            value = apply_value(params["value"], x) if num_atoms is None else apply_linear(params["value"], x)
+            outputs = jnp.expand_dims(value, axis) + outputs - outputs.mean(axis, keepdims=True)
+        return only_legal(outputs, obs) if num_atoms is None else outputs
 
-    return _with_heads(encoder, cell, init, heads)
+    return _with_heads(encoder, cell, init, heads)._replace(policy_mask=noisy.mean_mask)
 
 
 def from_nnx(make_module: Callable[[Key, EnvSpec], Any]) -> Network:

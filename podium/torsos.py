@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from podium import vision
+from podium import noisy, vision
 from podium.ranges import check_choice, check_value, did_you_mean
 from podium.seen import view_of
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree
@@ -27,10 +28,27 @@ TORSOS = ("mlp", *vision.CONVOLUTIONS)
 DTYPES = ("float32", "bfloat16")
 
 
+class NoisyDense(nn.Dense):
+    """A dense layer whose parameters have deviations, and which adds the noise that is among them; see `noisy`."""
+
+    std: float = 0.5
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Return [..., features]."""
+        outputs = super().__call__(x)
+        init = functools.partial(noisy.init_std, x.shape[-1], self.features, self.std)
+        layer = {name: self.param(name, lambda key, name=name: init()[name]) for name in ("kernel_std", "bias_std")}
+        if self.has_variable("params", "noise"):
+            layer["noise"] = self.get_variable("params", "noise")
+        return noisy.add(layer, x.astype(outputs.dtype), outputs)
+
+
 class MLP(nn.Module):
     """Dense layers with an activation after each; orthogonal initialisation of gain sqrt(2) unless told another.
 
-    With `layer_norm` each layer's outputs are normalised before its activation (Ba et al. 2016, arXiv 1607.06450).
+    With `layer_norm` each layer's outputs are normalised before its activation (Ba et al. 2016, arXiv 1607.06450). With
+    a `noisy_std` the layers are noisy, of that deviation to begin with.
     """
 
     hidden_sizes: Sequence[int]
@@ -38,12 +56,14 @@ class MLP(nn.Module):
     dtype: Any = jnp.float32
     kernel_init: Callable[..., Array] = nn.initializers.orthogonal(2**0.5)
     layer_norm: bool = False
+    noisy_std: float | None = None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Return features [..., n] in `dtype`."""
-        for size in self.hidden_sizes:
-            dense = nn.Dense(size, dtype=self.dtype, kernel_init=self.kernel_init)
+        make = nn.Dense if self.noisy_std is None else functools.partial(NoisyDense, std=self.noisy_std)
+        for number, size in enumerate(self.hidden_sizes):
+            dense = make(size, dtype=self.dtype, kernel_init=self.kernel_init, name=f"Dense_{number}")
             x = ACTIVATIONS[self.activation](vision.normalized(dense(x), self.layer_norm, self.dtype))
         return x
 
@@ -121,6 +141,7 @@ def make_torso(
     activation: str,
     dtype: str = "float32",
     layer_norm: bool = False,
+    noisy_std: float | None = None,
 ) -> Torso:
     """Make a torso.
 
@@ -131,6 +152,7 @@ def make_torso(
       dtype: to compute in, one of `DTYPES`; parameters and results are float32 in either.
       layer_norm: whether what each layer gives is normalised before its activation; a module of one's own sees to its
         convolutions itself.
+      noisy_std: where dense layers are noisy (`podium.noisy`), how much to begin with; None for plain layers.
 
     Raises:
       ValueError: for an unknown name or sizes that are not positive; from `init`, for frames that convolutions cannot
@@ -140,7 +162,7 @@ def make_torso(
     check_choice("dtype", dtype, DTYPES)
     check_sizes("hidden_sizes", hidden_sizes)
     check_value("layer_norm", layer_norm, "flags", "False is usual")
-    mlp = MLP(tuple(hidden_sizes), activation, jnp.dtype(dtype), layer_norm=layer_norm)
+    mlp = MLP(tuple(hidden_sizes), activation, jnp.dtype(dtype), layer_norm=layer_norm, noisy_std=noisy_std)
     if isinstance(torso, nn.Module):
         return _convolutional_torso(torso, mlp)
     check_choice("torso", torso, TORSOS)

@@ -8,9 +8,11 @@ import platform
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -286,6 +288,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.smoke)
         if item.nodeid.startswith(NIGHTLY):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def rlax() -> Any:
+    """Return rlax, an oracle; without it the test is skipped."""
+    with warnings.catch_warnings():
+        # Its dependency tensorflow_probability asks jax for names that have moved.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return pytest.importorskip("rlax", reason="rlax is in the dev extra")
 
 
 @pytest.fixture(autouse=True)

@@ -149,6 +149,7 @@ SPREAD = {
     "lstm": lambda: (actor_critic((8,), memory="lstm", memory_size=6), SPEC),
     "action values": lambda: (q_network((8,), dueling=True), SPEC),
     "action values, gru": lambda: (q_network((8,), memory="gru", memory_size=6, layer_norm=True), SPEC),
+    "action values, atoms": lambda: (q_network((8,), dueling=True, num_atoms=5, noisy_std=0.5), SPEC),
     "nnx": lambda: (nnx_network(), SPEC),
 }
 

@@ -13,7 +13,7 @@ import pytest
 import podium
 from podium import rollout
 from podium.agent import fresh_carry, fresh_past
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, reppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo, sac, td3
 from podium.learn import learn
 
 B, T, UPDATES = 8, 4, 3
@@ -131,6 +131,22 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, tuple[float, float]]]] = {
             "rescale_eps": (1e-3, 1e-1),
         },
     ),
+    "rainbow": (
+        rainbow,
+        {**REPLAY, "num_atoms": 11},
+        {
+            "learning_rate": (1e-3, 1e-2),
+            "gamma": (0.9, 0.99),
+            "priority_exponent": (0.3, 0.6),
+            "importance_exponent": (0.4, 0.9),
+            "smallest_priority": (1e-6, 1e-3),
+            "epsilon_start": (0.1, 0.2),
+            "epsilon_end": (0.0, 0.1),
+            "v_min": (-3.0, -1.0),
+            "v_max": (1.0, 2.0),
+            "noisy_std": (0.1, 0.5),
+        },
+    ),
     "reppo": (
         reppo,
         {"num_epochs": 1, "num_minibatches": 2, "num_bins": 21},
@@ -225,6 +241,7 @@ def test_every_number_with_a_fraction_is_among_them(name: str) -> None:
     shared = {"gamma", "samples_per_insert", "updates_per_step"}
     base = {"apex": dqn, "r2d2": apex}.get(name)
     inherited = {field.name for field in dataclasses.fields(base.Config)} if base else set()
+    inherited = {field.name for field in dataclasses.fields(dqn.Config)} if name in ("apex", "rainbow") else set()
     fields = {field.name for field in dataclasses.fields(module.Config) if isinstance(field.default, float)}
     assert fields - inherited <= ranges.keys() | shared
 
@@ -241,6 +258,8 @@ def test_every_number_with_a_fraction_is_among_them(name: str) -> None:
         (apex, "num_actors"),
         (r2d2, "burn_in"),
         (r2d2, "stored_state"),
+        (rainbow, "num_atoms"),
+        (rainbow, "noisy"),
         (sac, "updates_per_step"),
         (sac, "num_critics"),
         (td3, "policy_delay"),

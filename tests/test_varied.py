@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import podium
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, sac
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, rainbow, sac
 from podium.varied import varied
 
 REPLAY: dict[str, Any] = {"batch_size": 16, "min_replay_size": 32, "buffer_capacity": 256, "num_updates": 2}
@@ -44,6 +44,14 @@ CASES: dict[str, tuple[Any, dict[str, Any], list[dict[str, float]]]] = {
         apex,
         REPLAY,
         [{"learning_rate": 1e-3, "priority_exponent": 0.3}, {"learning_rate": 1e-2, "priority_exponent": 0.9}],
+    ),
+    "rainbow": (
+        rainbow,
+        {**REPLAY, "num_atoms": 11},
+        [
+            {"learning_rate": 1e-3, "noisy_std": 0.1, "v_max": 2.0},
+            {"learning_rate": 1e-2, "noisy_std": 0.5, "v_max": 5.0},
+        ],
     ),
 }
 

@@ -20,6 +20,15 @@ def select(value: Array, action: Array) -> Array:
     return jnp.sum(jnp.where(action[..., None] == jnp.arange(value.shape[-1]), value, 0.0), axis=-1)
 
 
+def select_atoms(atoms: Array, action: Array) -> Array:
+    """Return what `atoms` [..., A, Z] has of `action` [...], [..., Z]; as `select`.
+
+    >>> select_atoms(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array(1)).tolist()
+    [3.0, 4.0]
+    """
+    return select(jnp.swapaxes(atoms, -1, -2), action[..., None])
+
+
 def greedy(value: Array) -> Array:
     """Return the best actions, int32 [...], of values [..., A]; of equals the first."""
     return jnp.argmax(value, axis=-1).astype(jnp.int32)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podium.ops import categorical
 from podium.types import Array
 
 
@@ -35,7 +36,7 @@ class Histogram(NamedTuple):
 
     def centers(self) -> Array:
         """Return the value that each bin stands for, [Z]."""
-        return self.low + self._width() * jnp.arange(self.num_bins)
+        return self._support().atoms()
 
     def project(self, value: Array) -> Array:
         """Return the probabilities [..., Z] of values [...]; those out of range are as the nearest bound.
@@ -50,19 +51,22 @@ class Histogram(NamedTuple):
 
     def center_of_mass(self, probs: Array) -> Array:
         """Return the mean [...] of probabilities [..., Z]."""
-        return probs @ self.centers()
+        return self._support().expectation(probs)
 
     def mean(self, logits: Array) -> Array:
         """Return the value [...] that logits [..., Z] stand for."""
-        return self.center_of_mass(jax.nn.softmax(logits, axis=-1))
+        return self._support().mean(logits)
 
     def cross_entropy(self, logits: Array, value: Array) -> Array:
         """Return -sum_i p_i(v) log softmax_i(logits) [...], in nats; least where the softmax is `project(value)`."""
-        return -jnp.sum(self.project(value) * jax.nn.log_softmax(logits, axis=-1), axis=-1)
+        return categorical.cross_entropy(self.project(value), logits)
 
     def outside(self, value: Array) -> Array:
         """Return whether values [...] lie out of range, and are learnt as the nearest bound."""
         return (value < self.low) | (value > self.high)
 
+    def _support(self) -> categorical.Support:
+        return categorical.Support(self.low, self.high, self.num_bins)
+
     def _width(self) -> float:
-        return (self.high - self.low) / (self.num_bins - 1)
+        return self._support().width()

@@ -13,6 +13,7 @@ import pytest
 from podium import testing
 from podium.agent import Agent
 from podium.env import auto_reset
+from podium.learn import learn
 from podium.placement.anakin import Anakin
 from podium.rollout import begin, rollout
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, Trajectory
@@ -91,3 +92,40 @@ def values_on_paper() -> Callable[[Agent, str, int], None]:
         np.testing.assert_allclose(values, np.broadcast_to(expected, values.shape), rtol=0.06)
 
     return check
+
+
+def one_state(key: jax.Array, time: int, num_envs: int, end: str) -> Trajectory:
+    """Return random play in one state: action 1 pays 1, action 0 nothing; every second step is an `end`."""
+    action = jax.random.randint(key, (time, num_envs), 0, 2)
+    ended = jnp.broadcast_to(jnp.arange(time)[:, None] % 2 == 1, action.shape)
+    no = jnp.zeros_like(ended)
+    obs = jnp.ones((time, num_envs, 1))
+    flags = {"terminated": (ended, no), "truncated": (no, ended), "both": (ended, ended)}[end]
+    return Trajectory(
+        obs, action, action.astype(jnp.float32), *flags, obs, jnp.roll(ended, 1, 0), (), (), (), jnp.int32(0)
+    )
+
+
+@pytest.fixture(scope="session")
+def learnt_in_one_state() -> Callable[[Agent, str], Any]:
+    """Return a function that says an agent's State after 59 iterations of 16 gradient steps in `one_state`."""
+
+    def run(agent: Agent, end: str) -> Any:
+        assert agent.replay is not None
+        state = agent.init(jax.random.key(0), EnvSpec("one state", ArraySpec((1,)), DiscreteSpec(2)))
+        plan = agent.plan(jax.random.key(0), state, one_state(jax.random.key(0), 4, 8, end))
+        held = agent.replay.init(jax.tree.map(lambda x: x[0, 0], plan.data), 8, 2, 4)
+
+        def iteration(carry: tuple, key: jax.Array) -> tuple[tuple, jax.Array]:
+            learned = learn(key, agent, *carry, one_state(key, 4, 8, end), 2)
+            return (learned.state, learned.replay), learned.metrics["loss"]
+
+        (state, _), losses = jax.jit(lambda carry, keys: jax.lax.scan(iteration, carry, keys))(
+            (state, held), jax.random.split(jax.random.key(1), 60)
+        )
+        # 32 steps an iteration: the first holds fewer than min_replay_size, learns nothing and says so.
+        assert np.isnan(losses[0]) and np.isfinite(losses[1:]).all()
+        assert int(state.updates) == 59 * 16 and float(state.env_steps) == 60 * 32
+        return state
+
+    return run

@@ -153,18 +153,6 @@ def test_acting_explores_at_the_rate_epsilon_and_greedily_not_at_all() -> None:
     np.testing.assert_array_equal(half, act(keys, params, (), obs, first, False).action[:2000])
 
 
-def one_state(key: jax.Array, time: int, num_envs: int, end: str) -> Trajectory:
-    """Return random play in one state: action 1 pays 1, action 0 nothing; every second step is an `end`."""
-    action = jax.random.randint(key, (time, num_envs), 0, 2)
-    ended = jnp.broadcast_to(jnp.arange(time)[:, None] % 2 == 1, action.shape)
-    no = jnp.zeros_like(ended)
-    obs = jnp.ones((time, num_envs, 1))
-    flags = {"terminated": (ended, no), "truncated": (no, ended), "both": (ended, ended)}[end]
-    return Trajectory(
-        obs, action, action.astype(jnp.float32), *flags, obs, jnp.roll(ended, 1, 0), (), (), (), jnp.int32(0)
-    )
-
-
 # One state, so the best value V obeys V = 1 + gamma V when nothing ever terminates (V = 2 with gamma = 0.5), although
 # every window is cut. Where half of the steps terminate, the target of action 1 is 1 half the time and 1 + V / 2
 # otherwise, so the mean is V = 1 + V / 4 = 4 / 3. Action 0 is worth 1 less; n-step returns of random play are lower,
@@ -177,7 +165,9 @@ def one_state(key: jax.Array, time: int, num_envs: int, end: str) -> Trajectory:
         ("both", 4 / 3, {"double": False, "dueling": True}),
     ],
 )
-def test_learns_the_value_that_the_kind_of_end_implies(end: str, value: float, config: dict) -> None:
+def test_learns_the_value_that_the_kind_of_end_implies(
+    end: str, value: float, config: dict, learnt_in_one_state: Any
+) -> None:
     config = dqn.Config(
         learning_rate=3e-3,
         gamma=0.5,
@@ -190,22 +180,7 @@ def test_learns_the_value_that_the_kind_of_end_implies(end: str, value: float, c
         hidden_sizes=(16,),
         **config,
     )
-    agent = dqn.make(config)
-    spec = EnvSpec("one state", ArraySpec((1,)), DiscreteSpec(2))
-    state = agent.init(jax.random.key(0), spec)
-    plan = agent.plan(jax.random.key(0), state, one_state(jax.random.key(0), 4, 8, end))
-    replay_state = agent.replay.init(jax.tree.map(lambda x: x[0, 0], plan.data), 8, 2, 4)
-
-    def iteration(carry: tuple, key: jax.Array) -> tuple[tuple, jax.Array]:
-        learned = learn(key, agent, *carry, one_state(key, 4, 8, end), 2)
-        return (learned.state, learned.replay), learned.metrics["loss"]
-
-    (state, _), losses = jax.jit(lambda carry, keys: jax.lax.scan(iteration, carry, keys))(
-        (state, replay_state), jax.random.split(jax.random.key(1), 60)
-    )
-    # 32 steps an iteration: the first holds fewer than min_replay_size, learns nothing and says so.
-    assert np.isnan(losses[0]) and np.isfinite(losses[1:]).all()
-    assert int(state.updates) == 59 * 16 and float(state.env_steps) == 60 * 32
+    state = learnt_in_one_state(dqn.make(config), end)
     network = q_network(config.hidden_sizes, config.activation, config.dueling)
     learnt = network.unroll(state.params, (), jnp.ones((1, 1)), jnp.zeros(1, bool))[0]
     np.testing.assert_allclose(learnt, [value - 1, value], atol=0.12)

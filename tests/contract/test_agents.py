@@ -9,7 +9,7 @@ import pytest
 
 import podium
 from podium import testing
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, reppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo, sac, td3
 from podium.types import DiscreteSpec
 
 CONTINUOUS: dict[str, Any] = {"batch_size": 16, "buffer_capacity": 512, "min_replay_size": 64, "hidden_sizes": (16,)}
@@ -33,6 +33,18 @@ AGENTS = {
     ),
     "pqn": pqn.make(pqn.Config(num_minibatches=4)),
     "pqn-gru-normalized": pqn.make(pqn.Config(num_minibatches=2, memory="gru", normalize_obs=True)),
+    "rainbow": rainbow.make(rainbow.Config(batch_size=16, buffer_capacity=512, min_replay_size=64, num_atoms=11)),
+    "rainbow-quantiles": rainbow.make(
+        rainbow.Config(
+            batch_size=16,
+            buffer_capacity=512,
+            min_replay_size=64,
+            num_atoms=11,
+            head="qr",
+            noisy=False,
+            epsilon_start=1.0,
+        )
+    ),
     "reppo": reppo.make(reppo.Config(num_minibatches=2, num_epochs=2, num_bins=21, hidden_sizes=(16,))),
     "sac": sac.make(sac.Config(**CONTINUOUS)),
     "sac-delayed-normalized": sac.make(sac.Config(n_step=3, policy_delay=2, normalize_obs=True, **CONTINUOUS)),
@@ -42,7 +54,7 @@ AGENTS = {
 BOUNDED = ("reppo", "sac", "td3")
 """Agents that refuse discrete actions."""
 
-NIGHTLY = set(AGENTS) - {"ppo", "dqn", "reppo", "sac"}
+NIGHTLY = set(AGENTS) - {"ppo", "dqn", "rainbow", "reppo", "sac"}
 """Of these, what is like another of them in the contract; checked nightly, as every agent in every probe is."""
 
 

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import podium
 from podium import envs
-from podium.agents import apex, dqn, impala, ppo, pqn, r2d2
+from podium.agents import apex, dqn, impala, ppo, pqn, r2d2, rainbow
 from podium.env import auto_reset
 from podium.envs import native
 from podium.learn import learn
@@ -58,7 +58,10 @@ CASES: dict[str, tuple[Callable[[], Any], str, int, int]] = {
     "dqn": (lambda: small_dqn(n_step=3, dueling=True), "podium/Catch", 4, 5),
     "apex": (lambda: small_dqn(apex), "podium/Catch", 4, 6),
     "r2d2": (lambda: small_r2d2(), "podium/Corridor", 4, 7),
+    "rainbow": (lambda: small_dqn(rainbow), "podium/Catch", 4, 6),
 }
+
+NIGHTLY = ("apex", "pqn", "pqn-gru", "r2d2", "rainbow")
 
 _programs: dict[str, Any] = {}
 
@@ -169,7 +172,7 @@ def test_the_reader_finds_collectives_in_loops() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in ("apex", "pqn", "pqn-gru", "r2d2"))) for name in CASES],
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in NIGHTLY)) for name in CASES],
 )
 def test_gradient_sums_are_all_that_crosses(name: str) -> None:
     text = build(name).loop.compiled_text()
@@ -180,7 +183,7 @@ def test_gradient_sums_are_all_that_crosses(name: str) -> None:
     assert len(depths) == len(collectives(text.splitlines())), "the reader missed some"
     # In the loop over updates and the loop over minibatches (with priorities, in a loop of one round between them), and
     # never in one over time.
-    assert max(depths) <= (3 if name in ("apex", "r2d2") else 2), depths
+    assert max(depths) <= (3 if name in ("apex", "r2d2", "rainbow") else 2), depths
 
 
 STEPS = 4  # Gradient steps of the cases' PPO and PQN: 2 epochs of 2 minibatches.

@@ -26,6 +26,7 @@ import ppo_sebulba
 import pqn_anakin
 import pytest
 import r2d2_anakin
+import rainbow_anakin
 import replay
 import reppo_anakin
 import sac_anakin
@@ -33,7 +34,7 @@ import td3_anakin
 
 import podium
 from podium import presets
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, reppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo, sac, td3
 from podium.checkpoint import CheckpointError
 from podium.commands import cache
 from podium.commands.console import REFUSED, guard, read_options
@@ -47,6 +48,7 @@ OTHERS = {
     "a2c": (a2c_anakin, a2c, presets.A2C),
     "pqn": (pqn_anakin, pqn, presets.PQN),
     "r2d2": (r2d2_anakin, r2d2, presets.R2D2),
+    "rainbow": (rainbow_anakin, rainbow, presets.RAINBOW),
     "reppo": (reppo_anakin, reppo, presets.REPPO),
     "sac": (sac_anakin, sac, presets.SAC),
     "td3": (td3_anakin, td3, presets.TD3),

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import podium
-from podium.agents import dqn, ppo, pqn, r2d2, reppo, sac, td3
+from podium.agents import dqn, ppo, pqn, r2d2, rainbow, reppo, sac, td3
 from podium.placement.compiled.chunk import CompiledLoop
 from podium.placement.contract import update_count
 from podium.schedule import Pace
@@ -56,6 +56,9 @@ AGENTS["r2d2"] = r2d2.make(
     )
 )
 AGENTS["reppo"] = reppo.make(reppo.Config(hidden_sizes=(16,), num_epochs=1, num_minibatches=2, num_bins=21))
+AGENTS["rainbow"] = rainbow.make(
+    rainbow.Config(hidden_sizes=(16,), batch_size=32, buffer_capacity=1024, min_replay_size=256, num_updates=2)
+)
 for name, algorithm in {"sac": sac, "td3": td3}.items():
     sizes: Any = {"hidden_sizes": (16,), "batch_size": 32, "buffer_capacity": 1024, "min_replay_size": 256}
     AGENTS[name] = algorithm.make(
@@ -120,7 +123,7 @@ Whole = tuple[str, int, podium.Result]
         *("ppo-1", "dqn-1", "dqn-8", "sac-1"),
         *(
             pytest.param(x, marks=pytest.mark.slow)
-            for x in ("ppo-8", "reppo-1", "td3-1", "pqn-1", "pqn-8", "pqn gru-1", "r2d2-1", "r2d2-8")
+            for x in ("ppo-8", "reppo-1", "td3-1", "pqn-1", "pqn-8", "pqn gru-1", "r2d2-1", "r2d2-8", "rainbow-1")
         ),
     ]
 )

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 import podium
+from podium import presets
 from podium.agent import Agent
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(1800)]
 
@@ -79,6 +80,14 @@ def test_apex_solves_cartpole_with_three_seeds_of_four() -> None:
     config = apex.Config(learning_rate=3e-4, buffer_capacity=200_000, target_update_period=200, hidden_sizes=(120, 84))
     returns = eval_returns(apex.make(config), "CartPole-v1", 4, num_steps=500_000, num_envs=16, rollout_length=1)
     assert sum(value >= 475 for value in returns) >= 3, returns
+
+
+def test_rainbow_solves_cartpole_with_seven_seeds_of_eight() -> None:
+    preset = dict(presets.RAINBOW["cartpole"].values)
+    sizes = {name: preset.pop(name) for name in ("num_steps", "num_envs", "rollout_length")}
+    del preset["cpu_threads"]
+    returns = eval_returns(rainbow.make(rainbow.Config(**preset)), "CartPole-v1", 8, **sizes)
+    assert sum(value >= 475 for value in returns) >= 7, returns
 
 
 def test_impala_solves_cartpole_with_every_seed() -> None:

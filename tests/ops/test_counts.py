@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import podium
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow
 from podium.ops.counts import Count
 from podium.ops.statistics import RunningStats, update_stats
 from podium.types import Trajectory
@@ -37,6 +37,7 @@ AGENTS: dict[str, Any] = {
     "dqn": dqn.make(dqn.Config(hidden_sizes=(4,), epsilon_decay_steps=2**25, epsilon_end=0.0)),
     "apex": apex.make(apex.Config(hidden_sizes=(4,), epsilon_decay_steps=2**25, epsilon_start=1.0, epsilon_end=0.0)),
     "r2d2": r2d2.make(r2d2.Config(hidden_sizes=(4,), epsilon_decay_steps=2**25, epsilon_start=1.0, epsilon_end=0.0)),
+    "rainbow": rainbow.make(rainbow.Config(hidden_sizes=(4,), epsilon_decay_steps=2**25, epsilon_start=1.0)),
 }
 
 

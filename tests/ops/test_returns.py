@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -90,16 +89,8 @@ def test_gae_by_hand_at_the_two_kinds_of_end() -> None:
     np.testing.assert_array_equal(advantage, [[-1.75, -1.25], [-3, -1], [-1, -1]])
 
 
-def import_rlax() -> Any:
-    with warnings.catch_warnings():
-        # Its dependency tensorflow_probability asks jax for names that have moved.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return pytest.importorskip("rlax", reason="rlax is in the dev extra")
-
-
 @pytest.mark.parametrize("lambda_", [0.0, 0.8, 1.0])
-def test_gae_equals_rlax_where_nothing_is_truncated(lambda_: float) -> None:
-    rlax = import_rlax()
+def test_gae_equals_rlax_where_nothing_is_truncated(lambda_: float, rlax: Any) -> None:
     rng = np.random.default_rng(3)
     reward = rng.normal(size=(T, B)).astype(np.float32)
     values = rng.normal(size=(T + 1, B)).astype(np.float32)
@@ -215,8 +206,7 @@ def test_lambda_return_at_every_kind_and_place_of_an_end(end: str, t: int) -> No
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.65, 1.0])
-def test_lambda_return_equals_rlax_where_nothing_is_truncated(lambda_: float) -> None:
-    rlax = import_rlax()
+def test_lambda_return_equals_rlax_where_nothing_is_truncated(lambda_: float, rlax: Any) -> None:
     rng = np.random.default_rng(3)
     reward = rng.normal(size=(T, B)).astype(np.float32)
     values = rng.normal(size=(T + 1, B, 3)).astype(np.float32)
@@ -315,8 +305,7 @@ def test_vtrace_on_policy_is_the_n_step_return() -> None:
 
 
 @pytest.mark.parametrize("bounds", [(1.0, 1.0, 1.0), (0.7, 1.5, 1.0)], ids=str)
-def test_vtrace_equals_rlax_where_nothing_is_truncated(bounds: tuple[float, float, float]) -> None:
-    rlax = import_rlax()
+def test_vtrace_equals_rlax_where_nothing_is_truncated(bounds: tuple[float, float, float], rlax: Any) -> None:
     rng, (lambda_, rho_bar, _) = np.random.default_rng(3), bounds
     reward, log_ratio = rng.normal(size=(2, T, B)).astype(np.float32)
     values = rng.normal(size=(T + 1, B)).astype(np.float32)

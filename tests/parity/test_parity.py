@@ -12,7 +12,7 @@ import pytest
 
 import podium
 from podium.agent import Agent
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, reppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo, sac, td3
 
 TOLERANCE = 1e-6
 NUM_ENVS, LENGTH = 16, 8
@@ -100,6 +100,7 @@ CASES = {
     # Bandits are left by the time limit, after 100 steps, in the middle of a window.
     "r2d2": Case(small_r2d2, "BernoulliBandit-misc", 20, quick=(8,)),
     "r2d2-lstm": Case(lambda: small_r2d2(memory="lstm", stored_state=False), "podium/RepeatFirst", 20),
+    "rainbow": Case(lambda: small_dqn(rainbow, num_atoms=11, v_min=-2.0, v_max=2.0), "podium/Catch", 26, quick=(8,)),
     "reppo": Case(small_reppo, "Pendulum-v1", 4),
     "sac": Case(lambda: small_continuous(sac, n_step=3, policy_delay=2), "Pendulum-v1", 12, quick=(8,)),
     "td3": Case(lambda: small_continuous(td3, normalize_obs=True), "Pendulum-v1", 12),
@@ -182,7 +183,7 @@ def test_the_runs_compared_did_learn(name: str) -> None:
     start = jax.device_get(agent.actor(program.init(3).agent))
     moved = jax.tree.map(lambda x, y: np.abs(np.asarray(x, float) - np.asarray(y, float)).max(), start, result.params)
     assert max(jax.tree.leaves(getattr(moved, "network", moved))) > 1e-3
-    least = {"dqn": 20, "apex": 20, "r2d2": 17, "sac": 9, "td3": 9}.get(
+    least = {"dqn": 20, "apex": 20, "r2d2": 17, "rainbow": 20, "sac": 9, "td3": 9}.get(
         name.partition("-")[0], case.updates
     )  # A replay fills first.
     assert np.isfinite(result.metrics["loss"]).sum() >= least

@@ -7,7 +7,7 @@ import pytest
 
 import podium
 from podium.agent import Agent
-from podium.agents import apex, dqn, r2d2
+from podium.agents import apex, dqn, r2d2, rainbow
 from podium.envs.native import catch
 
 SETTINGS = {"batch_size": 16, "buffer_capacity": 512, "min_replay_size": 64}
@@ -22,6 +22,7 @@ WINDOWS = {"sequence_length": 4, "burn_in": 1, "sequence_period": 2, "memory_siz
         dqn.make(dqn.Config(**SETTINGS)),
         apex.make(apex.Config(**SETTINGS)),
         pytest.param(r2d2.make(r2d2.Config(**SETTINGS, **WINDOWS)), marks=pytest.mark.slow),
+        pytest.param(rainbow.make(rainbow.Config(**SETTINGS)), marks=pytest.mark.slow),
     ],
 )
 def test_an_update_from_a_replay_compiles_nothing_twice(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:

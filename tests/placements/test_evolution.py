@@ -16,7 +16,7 @@ import pytest
 import podium
 from podium import keys
 from podium.agent import Agent, policy_leaves
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, reppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo, sac, td3
 from podium.evaluate import make_evaluator
 from podium.evolve import centered_ranks
 from podium.host import on_host
@@ -31,6 +31,7 @@ AGENTS: dict[str, Agent] = {
     "impala": impala.make(impala.Config(hidden_sizes=(16,))),
     "dqn": dqn.make(dqn.Config(hidden_sizes=(16,))),
     "apex": apex.make(apex.Config(hidden_sizes=(16,))),
+    "rainbow": rainbow.make(rainbow.Config(hidden_sizes=(16,))),
 }
 
 
@@ -130,6 +131,8 @@ POLICIES: dict[str, tuple[Agent, Any]] = {
     # Duelling would compute actions from the value too, though no argmax differs with it.
     "apex": (apex.make(apex.Config(hidden_sizes=(8,), dueling=False)), DiscreteSpec(2)),
     "r2d2": (r2d2.make(r2d2.Config(memory="gru", dueling=False, **SIZES)), DiscreteSpec(2)),
+    # Of a distribution, also the value stream moves the argmax; deviations move nothing that is greedy.
+    "rainbow": (rainbow.make(rainbow.Config(hidden_sizes=(8,), num_atoms=5)), DiscreteSpec(2)),
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import podium
 from podium.agent import Agent
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, reppo
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo
 from podium.host import on_host
 from podium.ops.counts import Count
 
@@ -49,6 +49,10 @@ AGENTS: dict[str, tuple[Agent, int]] = {
                 memory_size=16,
             )
         ),
+        6,
+    ),
+    "rainbow": (
+        rainbow.make(rainbow.Config(hidden_sizes=(16,), batch_size=32, num_updates=2, min_replay_size=256)),
         6,
     ),
 }

@@ -19,7 +19,7 @@ import pytest
 import podium
 from podium import keys, replay
 from podium.agent import Agent
-from podium.agents import a2c, dqn, impala, ppo, pqn, r2d2, reppo
+from podium.agents import a2c, dqn, impala, ppo, pqn, r2d2, rainbow, reppo
 from podium.env import Env
 from podium.placement.actors.actor import make_acting
 from podium.placement.actors.gradients import GradientFunctions
@@ -59,6 +59,13 @@ AGENTS: dict[str, tuple[Agent, int, int]] = {
         ),
         4,
         5,
+    ),
+    "rainbow": (
+        rainbow.make(
+            rainbow.Config(hidden_sizes=(16,), batch_size=32, min_replay_size=64, buffer_capacity=1024, num_atoms=11)
+        ),
+        1,
+        14,
     ),
     "dqn": (dqn.make(dqn.Config(hidden_sizes=(16,), batch_size=32, min_replay_size=64, buffer_capacity=1024)), 1, 14),
 }

@@ -13,7 +13,7 @@ import pytest
 
 import podium
 from podium.__main__ import main
-from podium.agents import apex, dqn, impala, ppo, pqn, r2d2, reppo, sac, td3
+from podium.agents import apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo, sac, td3
 from podium.env import auto_reset
 from podium.exploit import Bounds, bounds_of, exploit, explore, first_settings
 from podium.lineage import ancestors
@@ -38,6 +38,7 @@ AGENTS: dict[str, Any] = {
     "r2d2": r2d2.make(
         r2d2.Config(hidden_sizes=(8,), sequence_length=6, burn_in=2, sequence_period=2, memory_size=8, **REPLAY)
     ),
+    "rainbow": rainbow.make(rainbow.Config(hidden_sizes=(8,), num_atoms=11, **REPLAY)),
     "reppo": reppo.make(reppo.Config(hidden_sizes=(8,), num_epochs=1, num_minibatches=2)),
     "sac": sac.make(sac.Config(hidden_sizes=(8,), **OFF_POLICY)),
     "td3": td3.make(td3.Config(hidden_sizes=(8,), **OFF_POLICY)),

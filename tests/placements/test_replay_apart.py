@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import podium
-from podium.agents import apex, dqn, ppo, r2d2
+from podium.agents import apex, dqn, ppo, r2d2, rainbow
 from podium.envs import make
 from podium.host import HostEnvFactory, on_host
 from podium.placement.threads.rate_limiter import RateLimiter, ReplayTimeout
@@ -23,6 +23,7 @@ SIZES: dict[str, Any] = {"hidden_sizes": (16,), "batch_size": 32, "min_replay_si
 AGENTS = {
     "dqn": dqn.make(dqn.Config(**SIZES, num_updates=2)),
     "apex": apex.make(apex.Config(**SIZES, num_updates=2)),
+    "rainbow": rainbow.make(rainbow.Config(**SIZES, num_updates=2)),
 }
 
 
@@ -73,8 +74,9 @@ def before_every_step(before: Callable[[int], Any]) -> HostEnvFactory:
     [
         ("dqn", {}),
         ("apex", {"actor_devices": 2, "learner_devices": 2, "replay_device": -1}),
+        pytest.param("rainbow", {}, marks=pytest.mark.slow),
     ],
-    ids=["all on one device", "workers, replay and learners apart"],
+    ids=["all on one device", "workers, replay and learners apart", "rainbow"],
 )
 def test_as_much_is_sampled_for_what_is_inserted_as_the_agent_says(
     name: str, changes: dict[str, Any], limiters: list[RateLimiter]

@@ -17,7 +17,7 @@ import pytest
 
 import podium
 from podium.agent import Agent
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, reppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo, sac, td3
 from podium.envs import make
 from podium.host import HostEnv, HostEnvFactory, on_host
 from podium.placement.threads.channels import LatestParams
@@ -48,6 +48,7 @@ AGENTS: dict[str, tuple[Agent, int, int]] = {
         4,
         5,
     ),
+    "rainbow": (rainbow.make(rainbow.Config(num_atoms=11, **REPLAY)), 1, 14),
     "reppo": (reppo.make(reppo.Config(**REPPO)), 8, 3),
     "sac": (sac.make(sac.Config(updates_per_step=0.25, warmup_steps=40, **REPLAY)), 1, 14),
     "td3": (td3.make(td3.Config(updates_per_step=0.25, warmup_steps=40, **REPLAY)), 1, 14),

@@ -20,7 +20,7 @@ import pytest
 
 import podium
 from podium.agent import ActOutput, Agent
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, reppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo, sac, td3
 from podium.host import HostEnv, HostEnvFactory, on_host
 from podium.placement.actors.host import CompiledHostActing, HostActing
 from podium.placement.threads.channels import LatestParams
@@ -49,6 +49,7 @@ AGENTS: dict[str, tuple[Agent, int, int]] = {
         4,
         5,
     ),
+    "rainbow": (rainbow.make(rainbow.Config(num_atoms=11, **SMALL)), 1, 14),
     "reppo": (reppo.make(reppo.Config(**REPPO)), 8, 3),
     "sac": (sac.make(sac.Config(updates_per_step=0.25, warmup_steps=40, **SMALL)), 1, 14),
     "td3": (td3.make(td3.Config(updates_per_step=0.25, warmup_steps=40, **SMALL)), 1, 14),
@@ -69,7 +70,7 @@ def run(
         program.close()
 
 
-NIGHTLY = ("ppo gru", "impala squashed", "pqn gru", "apex", "r2d2", "reppo", "td3")
+NIGHTLY = ("ppo gru", "impala squashed", "pqn gru", "apex", "r2d2", "rainbow", "reppo", "td3")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in NIGHTLY)) for name in AGENTS])

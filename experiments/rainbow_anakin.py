@@ -1,0 +1,20 @@
+"""Train Rainbow under Anakin: rollout, prioritised replay and updates in one compiled program on every device.
+
+python experiments/rainbow_anakin.py --seeds 8
+python experiments/rainbow_anakin.py --env Breakout-MinAtar --head qr --seeds 5
+
+The same as `podium train --agent rainbow --placement anakin`, which takes the same flags.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from podium import presets
+from podium.commands.scripts import Script
+
+SCRIPT = Script("rainbow", "anakin", presets.RAINBOW, defaults={"num_envs": 16})
+main = SCRIPT.main
+
+if __name__ == "__main__":
+    sys.exit(main())
