@@ -11,12 +11,14 @@ import pytest
 
 import podium
 from podium import replay
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow
 from podium.env import auto_reset
 from podium.host import on_host
 from podium.networks import actor_critic, q_network
 from podium.ops import action_values, returns
+from podium.ops.categorical import Support
 from podium.rollout import begin, rollout
+from podium.seen import only_legal
 from podium.testing import check_env, probe_game
 from podium.types import Seen
 
@@ -32,6 +34,9 @@ AGENTS: dict[str, Any] = {
     "dqn": lambda: dqn.make(dqn.Config(**SIZES, **OFF)),
     "dqn-3-step": lambda: dqn.make(dqn.Config(**SIZES, **OFF, n_step=3, dueling=True)),
     "apex": lambda: apex.make(apex.Config(**SIZES, **OFF)),
+    "rainbow": lambda: rainbow.make(
+        rainbow.Config(**SIZES, **OFF, noisy=False, epsilon_start=1.0, v_min=-2.0, v_max=2.0)
+    ),
     "r2d2": lambda: r2d2.make(
         r2d2.Config(
             **SIZES,
@@ -75,6 +80,10 @@ def _value(name: str, agent: Any, state: Any, obs: Seen) -> float:
         network = agent.config.network()
         return float(network.apply(state.params, network.carry(1), obs, first)[0].value[0])
     config = agent.config
+    if name == "rainbow":
+        network = q_network(config.hidden_sizes, config.activation, config.dueling, num_atoms=config.num_atoms)
+        mean = Support(config.v_min, config.v_max, config.num_atoms).mean
+        return float(only_legal(mean(network.unroll(state.params, (), obs, first)), obs).max())
     memory = {"memory": config.memory, "memory_size": config.memory_size} if name == "r2d2" else {}
     network = q_network(config.hidden_sizes, config.activation, getattr(config, "dueling", False), **memory)
     if name == "pqn":
