@@ -6,7 +6,8 @@ line to `_families`; a name that two families have goes to the first.
 
 Pure environments (`podium.env.Env`): podium's own, gymnax, Atari games (`atari/Pong`) and the suites, each in a package
 of its own (`podium.envs.suites`): `brax/ant`, `mjx/CartpoleSwingup`, `craftax/Classic-Symbolic`,
-`xminigrid/MiniGrid-Empty-8x8`, `jumanji/Game2048-v1`, `pgx/minatar-breakout`. On the CPU
+`xminigrid/MiniGrid-Empty-8x8`, `jumanji/Game2048-v1`, `pgx/minatar-breakout`,
+`jaxmarl/smax-3m`. On the CPU
 (`podium.host.HostEnvFactory`): envpool (`Pong-v5`, `envpool/NAME`), ale-py (`ale/Pong-v5`), Gymnasium
 (`gymnasium/NAME`).
 """
@@ -110,6 +111,7 @@ _families: list[Callable[[], Family]] = [
     _suite("xminigrid_envs"),
     _suite("jumanji_envs"),
     _suite("pgx_envs"),
+    _suite("jaxmarl_envs"),
     _envpool_family,
     _ale_family,
     _gymnasium_family,
