@@ -4,12 +4,11 @@ A family is a group of environments that one module serves. Each is imported whe
 for, so that a simulator nobody uses is never loaded. To add a family, add a module with the functions of `Family` and a
 line to `_families`; a name that two families have goes to the first.
 
-Pure environments (`podium.env.Env`): podium's own, gymnax, Atari games (`atari/Pong`) and the suites, each in a package
-of its own (`podium.envs.suites`): `brax/ant`, `mjx/CartpoleSwingup`, `craftax/Classic-Symbolic`,
-`xminigrid/MiniGrid-Empty-8x8`, `jumanji/Game2048-v1`, `pgx/minatar-breakout`,
-`jaxmarl/smax-3m`. On the CPU
-(`podium.host.HostEnvFactory`): envpool (`Pong-v5`, `envpool/NAME`), ale-py (`ale/Pong-v5`), Gymnasium
-(`gymnasium/NAME`).
+Pure environments (`podium.env.Env`): podium's own, with games for two and for many (`podium.envs.games`), gymnax, Atari
+games (`atari/Pong`) and the suites, each in a package of its own (`podium.envs.suites`): `brax/ant`,
+`mjx/CartpoleSwingup`, `craftax/Classic-Symbolic`, `xminigrid/MiniGrid-Empty-8x8`, `jumanji/Game2048-v1`,
+`pgx/minatar-breakout`, `jaxmarl/smax-3m`. On the CPU (`podium.host.HostEnvFactory`): envpool (`Pong-v5`,
+`envpool/NAME`), ale-py (`ale/Pong-v5`), Gymnasium (`gymnasium/NAME`).
 """
 
 from __future__ import annotations
@@ -21,11 +20,22 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from podium.env import Env
-from podium.envs import native, wrappers
+from podium.envs import games, native, wrappers
 from podium.host import HostEnvFactory
 from podium.ranges import did_you_mean
 
-__all__ = ["Family", "from_gymnasium", "make", "make_pure", "names", "native", "register", "runs_on_host", "wrappers"]
+__all__ = [
+    "Family",
+    "from_gymnasium",
+    "games",
+    "make",
+    "make_pure",
+    "names",
+    "native",
+    "register",
+    "runs_on_host",
+    "wrappers",
+]
 
 
 class Family(NamedTuple):
@@ -50,6 +60,11 @@ _factories: dict[str, Callable[..., Env | HostEnvFactory]] = {
     "podium/Catch": native.catch,
     "podium/Corridor": native.corridor,
     "podium/RepeatFirst": native.repeat_first,
+    "podium/TicTacToe": games.tic_tac_toe,
+    "podium/ConnectFour": games.connect_four,
+    "podium/Kuhn": games.kuhn,
+    "podium/Leduc": games.leduc,
+    "podium/Tag": games.tag,
 }
 
 

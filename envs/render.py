@@ -108,6 +108,83 @@ def catch(ball_row: int, ball_column: int, paddle_column: int, rows: int, column
     return _to_uint8(picture)
 
 
+def board(first: Any, second: Any, cell: int = 24) -> Picture:
+    """Draw a board of round stones, those of who began in orange, the other's in blue.
+
+    Args:
+      first: [H, W], where the first player has stones.
+      second: [H, W], where the second has.
+      cell: pixels a side of one square.
+    """
+    first, second = np.asarray(first), np.asarray(second)
+    rows, columns = first.shape
+    picture = _canvas(rows * cell, columns * cell, PAPER)
+    for column in range(1, columns):
+        _line(picture, (column * cell, 0), (column * cell, rows * cell), 0.5, GREY)
+    for row in range(1, rows):
+        _line(picture, (0, row * cell), (columns * cell, row * cell), 0.5, GREY)
+    for stones, colour in ((first, ORANGE), (second, BLUE)):
+        for row, column in np.argwhere(stones):
+            _disc(picture, ((column + 0.5) * cell, (row + 0.5) * cell), 0.36 * cell, colour)
+    return _to_uint8(picture)
+
+
+def cards(hands: Any, public: int | None, stakes: Any, to_move: int) -> Picture:
+    """Draw two players' cards and what each has put in; a frame marks who is to move.
+
+    Args:
+      hands: rank of each player's card, as many pips, 1 to 3.
+      public: rank of the card that lies open between them, 0 for one not shown yet, None where there is none.
+      stakes: chips of each player.
+      to_move: 0 (left) or 1 (right).
+    """
+    picture = _canvas(112, 200, PAPER)
+    middles, colours = (40.0, 160.0), (ORANGE, BLUE)
+    for player, (x, colour) in enumerate(zip(middles, colours, strict=True)):
+        if player == to_move:
+            _box(picture, (x, 40), (25, 35), RED)
+        _card(picture, x, int(hands[player]), colour)
+        for chip in range(int(stakes[player])):
+            _disc(picture, (x - 24 + 8 * (chip % 7), 86 + 9 * (chip // 7)), 3.2, INK)
+    if public is not None:
+        _card(picture, 100.0, int(public), RED)
+    return _to_uint8(picture)
+
+
+def _card(picture: np.ndarray, x: float, rank: int, colour: Colour) -> None:
+    """Draw a card with `rank` pips around (x, 40); 0 is its back."""
+    _box(picture, (x, 40), (21, 31), GREY)
+    _box(picture, (x, 40), (19.5, 29.5), PAPER if rank else NIGHT)
+    for pip in range(rank):
+        _disc(picture, (x, 40 + 16 * (pip - (rank - 1) / 2)), 5.5, colour)
+
+
+def crowd(positions: Any, headings: Any, is_tagger: Any, shown: Any, side: float, size: int = 240) -> Picture:
+    """Draw many agents as dots with a tail: taggers red, runners blue.
+
+    Args:
+      positions: [N, 2], x and y in [0, side], y upwards.
+      headings: [N] radians, counter-clockwise from the x axis.
+      is_tagger: [N] bool.
+      shown: [N] bool, who is still in play.
+      side: of the square that they move in.
+      size: pixels a side of the picture.
+    """
+    picture = _canvas(size, size, PAPER)
+    positions, headings = np.asarray(positions, np.float64), np.asarray(headings, np.float64)
+    radius = float(np.clip(0.16 * size / np.sqrt(len(positions)), 1.5, 5.0))
+    for i in np.flatnonzero(np.asarray(shown)):
+        centre = np.array([positions[i, 0], side - positions[i, 1]]) / side * size
+        tail = centre - 2 * radius * np.array([np.cos(headings[i]), -np.sin(headings[i])])
+        low = np.floor(np.minimum(centre, tail) - radius - 1).clip(0, size - 1).astype(int)
+        high = np.ceil(np.maximum(centre, tail) + radius + 1).clip(1, size).astype(int)
+        patch = picture[low[1] : high[1], low[0] : high[0]]  # A view: a thousand dots on whole canvases take seconds.
+        colour = RED if is_tagger[i] else BLUE
+        _line(patch, tail - low, centre - low, radius / 3, colour)
+        _disc(patch, centre - low, radius, colour)
+    return _to_uint8(picture)
+
+
 def _canvas(height: int, width: int, colour: Colour) -> np.ndarray:
     return np.broadcast_to(np.array(colour, np.float64), (height, width, 3)).copy()
 

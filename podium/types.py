@@ -49,7 +49,13 @@ class ArraySpec:
 
 @dataclasses.dataclass(frozen=True)
 class DiscreteSpec:
-    """Describe integers in `0 ... num_values - 1`: a discrete action or observation; one where `shape` is ()."""
+    """Describe one integer in `0 ... num_values - 1`, a discrete action or observation, or an array of them.
+
+    Args:
+      num_values: how many values each integer can take.
+      dtype: of the integers.
+      shape: () for one integer; (N,) for one an agent, where N agents act together.
+    """
 
     num_values: int
     dtype: Any = np.int32
@@ -60,7 +66,7 @@ class DiscreteSpec:
         return jnp.zeros((*batch, *self.shape), self.dtype)
 
     def sample(self, key: Key) -> Array:
-        """Draw values uniformly, [*shape]."""
+        """Draw one value uniformly, every integer for itself."""
         return jax.random.randint(key, self.shape, 0, self.num_values, self.dtype)
 
 
@@ -96,7 +102,8 @@ class EnvSpec:
 
 def _describe(spec: ArraySpec | DiscreteSpec) -> tuple[Any, ...]:
     if isinstance(spec, DiscreteSpec):
-        return "discrete", int(spec.num_values), np.dtype(spec.dtype).name
+        shape = (tuple(map(int, spec.shape)),) if spec.shape else ()  # Digests of single integers stay what they were.
+        return "discrete", int(spec.num_values), np.dtype(spec.dtype).name, *shape
     bounds = [np.broadcast_to(np.asarray(bound, np.float64), spec.shape).tobytes() for bound in (spec.low, spec.high)]
     return "array", tuple(map(int, spec.shape)), np.dtype(spec.dtype).name, *bounds
 

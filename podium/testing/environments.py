@@ -12,8 +12,8 @@ import numpy as np
 
 from podium.env import Env
 from podium.testing.errors import ContractError
-from podium.testing.specs import broken, check_frames, check_spec, is_spec, within
-from podium.types import Array, Key, PyTree, TimeStep
+from podium.testing.specs import broken, check_frames, check_spec, is_spec, num_agents, within
+from podium.types import Array, Key, PyTree, Seen, TimeStep
 
 _MOST_STEPS = 3_000
 _NUM_ENVS = 2
@@ -28,13 +28,16 @@ def check_env(env: Env, *, num_steps: int = 200, key: Key | None = None) -> None
 
     The rules: the spec is sound; `reset` and `step` can be traced, leak no tracer, and return `(state, TimeStep)` of
     one fixed structure, so that a rollout is one `jax.lax.scan`; observations fit the spec, rewards are float32 and
-    flags bool; the same key gives the same result; `jit`, `vmap` and `scan` agree with plain calls; `next_obs` is the
-    observation reached, also where an environment that resets itself begins anew; episodes end within
-    `spec.max_episode_steps`; `render` returns uint8 [H, W, 3].
+    flags bool; where N agents act together actions, observations, rewards and `valid` begin with their axis, and ends
+    are scalars; `Seen.legal` never marks nothing, and `turn` is -1 or 1 as `Seen.player` says; the same key gives the
+    same result; `jit`, `vmap` and `scan` agree with plain calls; `next_obs` is the observation reached, also where an
+    environment that resets itself begins anew; episodes end within `spec.max_episode_steps`; `render` returns uint8
+    [H, W, 3].
 
     Args:
       env: to check, resetting itself or not.
-      num_steps: steps of random play; more where `spec.max_episode_steps` is longer, to see the limit kept.
+      num_steps: steps of random play, of legal actions where it is said which are; more where
+        `spec.max_episode_steps` is longer, to see the limit kept.
       key: of the play.
 
     Raises:
@@ -54,6 +57,7 @@ def check_env(env: Env, *, num_steps: int = 200, key: Key | None = None) -> None
     play = _play(env, key, num_steps)
     _check_values(env, play)
     _check_next_obs(env, play)
+    _check_turns(env, play)
     _check_frames(env, play)
     _check_plain_calls(env, play)
     if env.render is not None:
@@ -79,12 +83,14 @@ def _play(env: Env, key: Key, num_steps: int) -> _Play:
     reset_keys = jax.random.split(reset_key, _NUM_ENVS)
     keys = jax.random.split(play_key, (2, num_steps, _NUM_ENVS))
 
-    def one_step(start: PyTree, state: PyTree, action_key: Key, step_key: Key) -> tuple[PyTree, Any]:
-        action = env.spec.action.sample(action_key)
+    def one_step(start: PyTree, before: PyTree, action_key: Key, step_key: Key) -> tuple[PyTree, Any]:
+        state, legal = before
+        action = _draw(env, action_key, legal)
         next_state, timestep = env.step(step_key, state, action)
+        after = next_state, _legal(timestep.obs)
         if not env.resets_itself:
-            next_state = jax.tree.map(lambda new, old: jnp.where(timestep.last, new, old), start, next_state)
-        return next_state, (state, action, timestep)
+            after = jax.tree.map(lambda new, old: jnp.where(timestep.last, new, old), start, after)
+        return after, (state, action, timestep)
 
     def all_steps(starts: PyTree, keys: Key) -> Any:
         body = lambda states, keys: jax.vmap(one_step)(starts, states, *keys)
@@ -92,10 +98,23 @@ def _play(env: Env, key: Key, num_steps: int) -> _Play:
 
     try:
         starts = jax.jit(jax.vmap(env.reset), compiler_options=_COMPILER_OPTIONS)(reset_keys)
-        steps = jax.jit(all_steps, compiler_options=_COMPILER_OPTIONS)(starts[0], keys)
+        begin = starts[0], _legal(starts[1].obs)
+        steps = jax.jit(all_steps, compiler_options=_COMPILER_OPTIONS)(begin, keys)
     except TypeError as error:
         raise _broken(env, "a rollout by jax.lax.scan failed.", f"jax said: {error}") from error
     return _Play(reset_keys, starts, keys[1], *steps)
+
+
+def _legal(obs: PyTree) -> Array | None:
+    return obs.legal if isinstance(obs, Seen) else None
+
+
+def _draw(env: Env, key: Key, legal: Array | None) -> Array:
+    """Draw an action, a legal one where it is known which are."""
+    if legal is None:
+        return env.spec.action.sample(key)
+    drawn = jax.random.categorical(key, jnp.where(legal, 0.0, -jnp.inf))
+    return jnp.asarray(drawn, env.spec.action.dtype)
 
 
 def _broken(env: Env, rule: str, remedy: str) -> ContractError:
@@ -196,20 +215,43 @@ def _check_timestep_shapes(env: Env, name: str, timestep: TimeStep) -> None:
                     f"{np.dtype(spec.dtype)}{list(spec.shape)}.",
                     "Correct the spec, or cast and reshape the observation.",
                 )
-    scalars = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
-    if timestep.valid is not None:
-        scalars["valid"] = np.bool_
-    for field, dtype in scalars.items():
-        leaf = getattr(timestep, field)
-        if not hasattr(leaf, "shape") or leaf.shape != () or leaf.dtype != np.dtype(dtype):
-            found = f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "shape") else type(leaf).__name__
-            raise _broken(
-                env,
-                f"{name} returns {field} as {found}.",
-                f"It must be a {np.dtype(dtype)} scalar; podium.env.restart and transition cast it.",
-            )
+    _check_shape(env, name, timestep, "reward", np.float32, (), (*env.spec.action.shape[:1],))
+    number = num_agents(env.spec, timestep)
+    if number != env.spec.num_agents:
+        raise _broken(
+            env,
+            f"{name} returns rewards of {number or 'one'} agent(s), but spec.num_agents={env.spec.num_agents}.",
+            "Say in the spec how many act together; None for one.",
+        )
+    if (timestep.turn is not None) != env.spec.turns:
+        raise _broken(
+            env,
+            f"{name} returns turn={'an array' if env.spec.turns is False else None}, but spec.turns={env.spec.turns}.",
+            "Give turn to podium.env.restart and transition where two players move in turn, and only there.",
+        )
+    axes = () if number is None else (number,)
+    for field, dtype in {"terminated": np.bool_, "truncated": np.bool_, "turn": np.float32}.items():
+        _check_shape(env, name, timestep, field, dtype, ())
+    _check_shape(env, name, timestep, "valid", np.bool_, (), axes)
+    if timestep.turn is not None and number is not None:
+        raise _broken(env, f"{name} returns a turn where {number} agents act together.", "Leave turn None.")
     if not isinstance(timestep.info, dict):
         raise _broken(env, f"{name} returns info as {type(timestep.info).__name__}.", "It must be a dict of arrays.")
+
+
+def _check_shape(env: Env, name: str, timestep: TimeStep, field: str, dtype: Any, *shapes: tuple[int, ...]) -> None:
+    """Raise ContractError unless a field is an array of this dtype and one of these shapes; some may be None."""
+    leaf = getattr(timestep, field)
+    if leaf is None and field in TimeStep._field_defaults:
+        return
+    if not hasattr(leaf, "shape") or leaf.shape not in shapes or leaf.dtype != np.dtype(dtype):
+        found = f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "shape") else type(leaf).__name__
+        agents = f", or {list(shapes[-1])}, one an agent" if shapes[-1] else ""
+        raise _broken(
+            env,
+            f"{name} returns {field} as {found}.",
+            f"It must be a {np.dtype(dtype)} scalar{agents}; podium.env.restart and transition cast it.",
+        )
 
 
 def _same_shapes(env: Env, what: str, at_reset: PyTree, at_step: PyTree) -> None:
@@ -289,6 +331,32 @@ def _check_next_obs(env: Env, play: _Play) -> None:
     _check_same(env, obs, next_obs, rule, "They differ only where `last` is set and a new episode began.")
     if last[:, 0].any():
         _check_self_reset(env, play, int(np.flatnonzero(last[:, 0])[0]))
+
+
+def _check_turns(env: Env, play: _Play) -> None:
+    """Check whose turn it is: something is legal at every time, and the sign is that of the players seen."""
+    first, timesteps = play.starts[1], play.timesteps
+    for name, obs in (("obs", first.obs), ("obs", timesteps.obs), ("next_obs", timesteps.next_obs)):
+        legal = _legal(obs)
+        if legal is not None and not np.all(np.any(legal, -1)):
+            raise _broken(
+                env, f"{name}.legal marks no action.", "Mark one at least, also at an end: where none counts, all."
+            )
+    if timesteps.turn is None or first.turn is None:
+        return
+    if not np.all(np.abs(np.concatenate([first.turn[None], timesteps.turn])) == 1):
+        raise _broken(env, "turn is neither -1 nor 1.", "It is -1 where the opponent moves next, else 1.")
+    if not isinstance(timesteps.obs, Seen) or timesteps.obs.player is None:
+        return
+    before = np.concatenate([np.asarray(first.obs.player)[None], np.asarray(timesteps.obs.player)[:-1]])
+    follows = ~np.asarray(timesteps.last)
+    if not env.resets_itself:  # What follows an end is one of the resets.
+        follows[1:] &= ~np.asarray(timesteps.last)[:-1]
+    stays = np.asarray(timesteps.next_obs.player) == before
+    if np.any((np.asarray(timesteps.turn) == 1)[follows] != stays[follows]):
+        raise _broken(
+            env, "turn does not say what obs.player does.", "It is 1 where the same player moves again, else -1."
+        )
 
 
 def _check_frames(env: Env, play: _Play) -> None:

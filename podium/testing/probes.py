@@ -29,6 +29,7 @@ def probe_environments() -> dict[str, Env]:
         probe_policy,
         probe_continuous,
         probe_memory,
+        probe_game,
     )
     return {probe.__name__: probe() for probe in probes}
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from podium.testing.errors import ContractError
-from podium.types import ArraySpec, DiscreteSpec, EnvSpec
+from podium.types import ArraySpec, DiscreteSpec, EnvSpec, Seen
 
 
 def broken(spec: EnvSpec, rule: str, remedy: str) -> ContractError:
@@ -37,9 +37,65 @@ def check_spec(spec: Any) -> None:
             )
         if isinstance(leaf, ArraySpec) and not np.all(np.asarray(leaf.low) <= np.asarray(leaf.high)):
             raise broken(spec, "an ArraySpec has a low above its high.", "Swap them.")
+    if isinstance(spec.obs, Seen):
+        _check_seen(spec, spec.obs)
     limit = spec.max_episode_steps
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise broken(spec, f"spec.max_episode_steps={limit!r}.", "It must be an int of at least 1, or None.")
+
+
+def _check_seen(spec: EnvSpec, seen: Seen) -> None:
+    """Raise ContractError where the specs of who may do what fit no action or no player."""
+    if seen.legal is not None:
+        if not isinstance(spec.action, DiscreteSpec):
+            raise broken(
+                spec, "spec.obs.legal marks actions, but spec.action is a box.", "Leave legal None, or number them."
+            )
+        shape = (*spec.action.shape, spec.action.num_values)
+        legal = seen.legal
+        if not isinstance(legal, ArraySpec) or tuple(legal.shape) != shape or np.dtype(legal.dtype) != bool:
+            found = f"{np.dtype(legal.dtype)}{list(legal.shape)}" if is_spec(legal) else type(legal).__name__
+            raise broken(
+                spec, f"spec.obs.legal is {found}, but there are {list(shape)} actions.", "Make it bool of that shape."
+            )
+    if seen.player is not None and not (
+        isinstance(seen.player, DiscreteSpec) and np.dtype(seen.player.dtype) == np.int32
+    ):
+        raise broken(spec, "spec.obs.player is no index of a player.", "Make it a DiscreteSpec of as many as play.")
+
+
+def num_agents(spec: EnvSpec, timestep: Any) -> int | None:
+    """Return how many agents act together, or None for one; raises ContractError where reward and action disagree.
+
+    There is an agent axis where rewards have one.
+
+    Args:
+      spec: of the environment.
+      timestep: of one environment, or its shapes.
+    """
+    action, shape = tuple(spec.action.shape), tuple(timestep.reward.shape)
+    if not shape:
+        if isinstance(spec.action, DiscreteSpec) and action:
+            raise broken(
+                spec,
+                f"spec.action says that {action[0]} agents act, but reward is one for all.",
+                f"Give each its own, float32[{action[0]}]; jnp.full shares one.",
+            )
+        return None
+    if len(shape) > 1 or action[:1] != shape:
+        raise broken(
+            spec,
+            f"reward is float32{list(shape)} and actions are {list(action)}.",
+            "It must be a float32 scalar; where N agents act together reward is [N], and actions begin with that axis.",
+        )
+    for leaf in jax.tree.leaves(timestep.obs):
+        if leaf.shape[:1] != shape:
+            raise broken(
+                spec,
+                f"reward is float32{list(shape)}, but an observation is {leaf.dtype}{list(leaf.shape)}.",
+                "Where N agents act together, all that they see begins with that axis; repeat what they share.",
+            )
+    return shape[0]
 
 
 def within(spec: Any, value: Any) -> bool:
