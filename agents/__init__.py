@@ -7,22 +7,41 @@ for every field of its configuration.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from podium.agent import Agent
-from podium.agents import a2c, apex, describe, dqn, impala, ippo, mappo, ppo, pqn, r2d2, rainbow, reppo, sac, td3
+from podium.agents import (
+    a2c,
+    alphazero,
+    apex,
+    describe,
+    dqn,
+    impala,
+    ippo,
+    mappo,
+    ppo,
+    pqn,
+    r2d2,
+    rainbow,
+    reppo,
+    sac,
+    td3,
+)
 from podium.ranges import did_you_mean
 
 __all__ = [
     "Entry",
     "a2c",
+    "alphazero",
     "apex",
     "dqn",
     "get",
     "impala",
     "ippo",
     "make",
+    "maker",
     "mappo",
     "names",
     "ppo",
@@ -43,15 +62,18 @@ class Entry(NamedTuple):
       make: `(config) -> Agent`.
       config: the dataclass of its hyperparameters.
       describe: `(config, num_envs, rollout_length) -> rows`, what an update learns from, in words by title.
+      plans: whether it searches by the rules of what it plays: `make` then takes the environment too, as `model`.
     """
 
-    make: Callable[[Any], Agent]
+    make: Callable[..., Agent]
     config: type
     describe: Callable[[Any, int, int], Mapping[str, str]] = describe.of_any
+    plans: bool = False
 
 
 _entries: dict[str, Entry] = {
     "a2c": Entry(a2c.make, a2c.Config, describe.of_a2c),
+    "alphazero": Entry(alphazero.make, alphazero.Config, describe.of_alphazero, plans=True),
     "apex": Entry(apex.make, apex.Config, describe.of_apex),
     "dqn": Entry(dqn.make, dqn.Config, describe.of_dqn),
     "impala": Entry(impala.make, impala.Config, describe.of_impala),
@@ -111,8 +133,31 @@ def register(
     _entries[name] = entry
 
 
-def make(name: str, config: Mapping[str, Any] | None = None) -> Agent:
+def maker(name: str, env: Any = None) -> Callable[[Any], Agent]:
+    """Return what makes an agent of its configuration.
+
+    Args:
+      name: as registered.
+      env: what it is to play, for one that plans.
+
+    Raises:
+      ValueError: for an unknown name, or no environment where it plans.
+    """
+    entry = get(name)
+    if not entry.plans:
+        return entry.make
+    if env is None:
+        raise ValueError(f"{name} searches by the rules of what it plays; give env, the environment.")
+    return functools.partial(entry.make, model=env)
+
+
+def make(name: str, config: Mapping[str, Any] | None = None, env: Any = None) -> Agent:
     """Make an agent from its name and the fields of its `Config`, as a run folder stores them.
+
+    Args:
+      name: as registered.
+      config: fields that are not as `Config` has them.
+      env: what it is to play, for one that plans.
 
     Raises:
       ValueError: for an unknown name or field.
@@ -129,4 +174,4 @@ def make(name: str, config: Mapping[str, Any] | None = None) -> Agent:
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in (config or {}).items()}
     filled = entry.config(**fields)
     # A run folder finds the agent again by these two, whatever an agent of the user's own called itself.
-    return entry.make(filled)._replace(name=name, config=filled)
+    return maker(name, env)(filled)._replace(name=name, config=filled)

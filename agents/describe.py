@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo, sac, td3
+from podium.agents import a2c, alphazero, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo, sac, td3
 from podium.networks import ActorCriticConfig
 
 
@@ -99,6 +99,18 @@ def of_rainbow(config: rainbow.Config, num_envs: int, rollout_length: int) -> Ma
     between = f" from {config.v_min:g} to {config.v_max:g}" if config.head == "c51" else ""
     words["values"] = config.head if config.head == "scalar" else f"{config.head}, {config.num_atoms} atoms{between}"
     return words
+
+
+def of_alphazero(config: alphazero.Config, num_envs: int, rollout_length: int) -> Mapping[str, str]:
+    """Describe AlphaZero's search, and what it learns from."""
+    noise = f", {config.max_considered_actions} actions at the root" if config.search == "gumbel" else ""
+    what = f"{config.search}, {config.num_simulations} simulations{noise}"
+    held = config.buffer_capacity // (num_envs * rollout_length) * num_envs * rollout_length
+    return {
+        "learning rate": f"{config.learning_rate:g}, adamw",
+        "search": what if config.num_simulations else "none: moves by the network alone",
+        "learning": f"{config.num_updates} minibatches of {config.batch_size} positions an iteration, of {held:,} held",
+    }
 
 
 def of_pqn(config: pqn.Config, num_envs: int, rollout_length: int) -> Mapping[str, str]:

@@ -206,7 +206,6 @@ ROWS: tuple[Row, ...] = (
     Row("apex", "podium/Catch", "catch", published=_optimum(1)),
     Row("dqn", "podium/RepeatFirst", "repeat-first", published=_blind(1 / 3)),
     Row("dqn", "MemoryChain-bsuite", "memory-chain", published=_blind(0)),
-    Row("r2d2", "CartPole-v1", "cartpole", published=_optimum(500)),
     Row("r2d2", "podium/RepeatFirst", "repeat-first", published=_optimum(1)),
     Row("r2d2", "MemoryChain-bsuite", "memory-chain", published=_optimum(1)),
     _flicker("dqn"),

@@ -44,7 +44,7 @@ def load(
     """
     folder = RunFolder.open(run_dir)
     env = load_env(folder) if env is None else env
-    agent = _load_agent(folder) if agent is None else agent
+    agent = _load_agent(folder, env) if agent is None else agent
     seeds = folder.config.get("seeds")
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
         raise ValueError(f"The config of {folder.path} has seeds={seeds!r}, where a positive integer should be.")
@@ -99,14 +99,14 @@ def _load_object(folder: RunFolder, name: str, record: Any) -> Env | HostEnvFact
     )
 
 
-def _load_agent(folder: RunFolder) -> Agent:
+def _load_agent(folder: RunFolder, env: Env | HostEnvFactory) -> Agent:
     from podium import agents
 
     name, config = _read_record(folder, "agent", "config")
     settings = folder.config["agent"].get("settings")
     try:
-        agent = agents.make(name, config)
-        return varied(agents.get(name).make, agent.config, settings) if settings else agent
+        agent = agents.make(name, config, env)
+        return varied(agents.maker(name, env), agent.config, settings) if settings else agent
     except (TypeError, ValueError) as error:
         raise ValueError(f"The agent of {folder.path} cannot be made by name; pass agent=. {error}") from error
 

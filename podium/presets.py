@@ -328,6 +328,9 @@ _R2D2_CARTPOLE = {
     "learning_rate": 5e-4,
     "gamma": 0.99,
     "n_step": 5,
+    "batch_size": 16,
+    "num_updates": 2,
+    "target_update_period": 200,
     "buffer_capacity": 200_000,
     "memory_size": 64,
     "hidden_sizes": (64,),
@@ -355,7 +358,13 @@ _R2D2_FLICKER = {
 }
 
 R2D2: dict[str, Preset] = {
-    "cartpole": Preset("CartPole-v1", _R2D2_TRIALS, _R2D2_CARTPOLE),
+    "cartpole": Preset(
+        "CartPole-v1",
+        _R2D2_TRIALS,
+        _R2D2_CARTPOLE,
+        "rate and sizes, by three seeds, which end at 498, 500 and 331 (480, 497 and 500 at 450,000 steps): the "
+        "optimum is reached, and not held.",
+    ),
     "repeat-first": Preset("podium/RepeatFirst", _R2D2_TRIALS, _R2D2_SMALL),
     "memory-chain": Preset("MemoryChain-bsuite", _R2D2_TRIALS, _R2D2_SMALL),
     "breakout-minatar-flicker": Preset(
@@ -431,6 +440,8 @@ RAINBOW: dict[str, Preset] = {
             "noisy_std": 0.1,
             "hidden_sizes": (120, 84),
         },
+        "the rate and a noise of 0.1 (the source's: 0.5), by evaluations of 8 seeds, all 500 from 240,000 on; with "
+        "0.5 and a rate of 3e-4 eight seeds were between 131 and 372 after 150,000.",
     ),
     "asterix-minatar": _minatar_rainbow("Asterix"),
     "breakout-minatar": _minatar_rainbow("Breakout"),
@@ -454,6 +465,33 @@ RAINBOW: dict[str, Preset] = {
             "torso": "nature_cnn",
             "hidden_sizes": (512,),
             "eval_episodes": 10,
+        },
+    ),
+}
+
+_ALPHAZERO = {"num_envs": 256, "rollout_length": 16, "learning_rate": 1e-3, "eval_every": 100_000}
+
+ALPHAZERO: dict[str, Preset] = {
+    "tic-tac-toe": Preset(
+        "podium/TicTacToe",
+        "This project.",
+        {
+            **_ALPHAZERO,
+            "num_steps": 400_000,
+            "num_simulations": 16,
+            "buffer_capacity": 50_000,
+            "env_options": ("rules=True", "openings=5"),
+        },
+    ),
+    "connect-four": Preset(
+        "podium/ConnectFour",
+        "This project.",
+        {
+            **_ALPHAZERO,
+            "num_steps": 1_200_000,
+            "num_simulations": 24,
+            "hidden_sizes": (256, 256),
+            "env_options": ("rules=True", "openings=8"),
         },
     ),
 }
@@ -752,6 +790,7 @@ REPPO: dict[str, Preset] = {
 
 _TABLES: dict[str, tuple[dict[str, Preset], ...]] = {
     "a2c": (A2C, A2C_SEBULBA),
+    "alphazero": (ALPHAZERO,),
     "apex": (APEX,),
     "dqn": (DQN,),
     "impala": (IMPALA, IMPALA_SEBULBA),

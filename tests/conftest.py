@@ -61,6 +61,9 @@ NIGHTLY = (
         for placement in ("single", "local", "two", "parameter")
     ),
     "tests/test_multi.py::test_they_learn[ippo-gru",
+    "tests/agents/test_alphazero.py::test_every_placement_learns_the_same[single",
+    "tests/agents/test_alphazero.py::test_every_placement_learns_the_same[two",
+    "tests/envs/test_jaxmarl.py::test_it_trains",
     "tests/test_multi.py::test_they_learn[mappo-all",
     "tests/test_multi.py::test_they_learn[pqn-all",
     # Products of agents and placements, of which tests/parity and tests/placements keep covering pairs.

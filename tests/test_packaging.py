@@ -75,8 +75,8 @@ def test_wheel_metadata(wheel):
     assert f"Version: {podium.__version__}" in lines
     assert "License-Expression: Apache-2.0" in lines
     extras = {line.removeprefix("Provides-Extra: ") for line in lines if line.startswith("Provides-Extra: ")}
-    suites = {"brax", "craftax", "jumanji", "mjx", "pgx", "xminigrid", "envs"}
-    assert extras == {"cuda12", "cuda13", "atari", "search", "gymnasium", "ray", "dev", *suites}
+    suites = {"brax", "craftax", "jumanji", "marl", "mjx", "pgx", "xminigrid", "envs"}
+    assert extras == {"cuda12", "cuda13", "atari", "games", "gymnasium", "ray", "dev", *suites}
 
 
 def test_version_is_in_the_changelog():
@@ -92,7 +92,8 @@ def test_all_names_exist_and_types_are_shipped():
 
 def test_constraints_cover_every_requirement():
     pinned = {re.split(r"==", line)[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
-    extras, suites = PROJECT["optional-dependencies"], ("brax", "craftax", "jumanji", "mjx", "pgx", "xminigrid")
+    extras = PROJECT["optional-dependencies"]
+    suites = "brax", "craftax", "games", "jumanji", "marl", "mjx", "pgx", "xminigrid"
     wanted = PROJECT["dependencies"] + extras["dev"] + [each for suite in suites for each in extras[suite]]
     missing = {re.split(r"[<>=\[ ;]", name)[0] for name in wanted} - pinned
     assert not missing, f"no version of {missing} in constraints.txt"

@@ -239,9 +239,8 @@ def test_settings_side_by_side_are_each_alone(name: str) -> None:
 def test_every_number_with_a_fraction_is_among_them(name: str) -> None:
     module, _, ranges = CASES[name]
     shared = {"gamma", "samples_per_insert", "updates_per_step"}
-    base = {"apex": dqn, "r2d2": apex}.get(name)
+    base = {"apex": dqn, "rainbow": dqn, "r2d2": apex}.get(name)
     inherited = {field.name for field in dataclasses.fields(base.Config)} if base else set()
-    inherited = {field.name for field in dataclasses.fields(dqn.Config)} if name in ("apex", "rainbow") else set()
     fields = {field.name for field in dataclasses.fields(module.Config) if isinstance(field.default, float)}
     assert fields - inherited <= ranges.keys() | shared
 

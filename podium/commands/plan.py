@@ -67,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
         fields["torso"] = "nature_cnn"
         print('Frames are seen through torso=nature_cnn; --agent-options "torso=..." takes another.')
     comparison = podium.plan(
-        agents.make(flags.agent, fields),
+        agents.make(flags.agent, fields, env),
         env,
         num_envs=flags.num_envs,
         rollout_length=flags.rollout_length,

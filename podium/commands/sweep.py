@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import podium
-from podium import agents, presets
+from podium import agents, envs, presets
 from podium.commands import plugins
 from podium.commands.console import find, read_flags
 from podium.commands.options import Choice, Subject, TrainFlags, read
@@ -72,10 +72,11 @@ def run(argv: Sequence[str]) -> int:
         # Whole runs wait for no other device, so that on a CPU each core may be one; fewer where they share unevenly.
         podium.request_devices(num_cores())
     prepare(options)
-    config = agents.make(name, options.agent).config
+    played = envs.make(setup.env, **(options.env_options or {})) if entry.plans else None
+    config = agents.make(name, options.agent, played).config
     run_dir = train.pop("run_dir") or default_run_dir(f"sweep-{name}-{setup.env}")
     found = podium.sweep(
-        entry.make,
+        agents.maker(name, played),
         space,
         setup.env,
         config=config,

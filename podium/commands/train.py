@@ -64,7 +64,10 @@ def prepare(options: Options) -> None:
 def _train(options: Options) -> int:
     setup, train = options.setup, options.train
     prepare(options)
-    agent = podium.agents.make(options.subject.agent, options.agent)
+    # Who plans is handed the rules of what it plays.
+    plans = podium.agents.get(options.subject.agent).plans
+    played = envs.make(setup.env, **(options.env_options or {})) if plans else None
+    agent = podium.agents.make(options.subject.agent, options.agent, played)
     _check_takes(options)
     placement = options.make_placement()
     # By process 0, because the name holds the time.

@@ -137,6 +137,9 @@ def _write_frames(held: Transition, place: Array, row: Array, new: Transition) -
 
 def ends_at(lane: Transition, row: Array, stop: Array, env: Array) -> tuple[PyTree, PyTree]:
     """Return `obs` of one lane [rows, E, ...] at `row`, and `next_obs` at `stop`, of environments `env`; [...] each."""
+    if not any(map(_is_frames, jax.tree.leaves(lane.obs, is_leaf=_is_frames))):
+        seen = jax.tree.map(lambda x: at(x, row, env), lane.obs)
+        return seen, jax.tree.map(lambda x: at(x, stop, env), lane.next_obs)
     structure: Any = jax.tree.structure(lane.obs, is_leaf=_is_frames)
     pairs = []
     for obs, next_obs in zip(*(structure.flatten_up_to(x) for x in (lane.obs, lane.next_obs)), strict=True):

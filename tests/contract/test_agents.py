@@ -61,8 +61,9 @@ NIGHTLY = set(AGENTS) - {"ppo", "dqn", "rainbow", "reppo", "sac"}
 def test_every_registered_agent_is_in_the_table() -> None:
     # Other tests of this process register agents of their own.
     own = [name for name in podium.agents.names() if podium.agents.get(name).make.__module__.startswith("podium.")]
-    teams = {"ippo", "mappo"}  # Which need several agents: tests/test_multi.py.
-    assert {agent.name for agent in AGENTS.values()} == set(own) - teams
+    # These need several agents, or rules to search by: tests/test_multi.py, tests/agents/test_alphazero.py.
+    elsewhere = {"alphazero", "ippo", "mappo"}
+    assert {agent.name for agent in AGENTS.values()} == set(own) - elsewhere
 
 
 @pytest.mark.parametrize("name", sorted(set(AGENTS) - NIGHTLY))

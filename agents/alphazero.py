@@ -1,0 +1,278 @@
+"""AlphaZero (Silver et al. 2018, Science 362): search by the rules of a game improves the policy that guides it.
+
+    (p, v) = f(s),   pi = search(s) by f,   z = what the game came to for who moved
+    loss = (z - v)^2 - sum_a pi(a) log p(a)                                                     (eq. 1)
+
+Search is by mctx (DeepMind 2022): with Gumbel (Danihelka et al. 2022, ICLR: actions at the root drawn without
+replacement and halved, and an improved policy that is one with few simulations), or with PUCT as in AlphaZero, its
+noise at the root and its proportional moves. The rules come in as a value, an `Env` that is stepped from `Seen.rules`.
+
+Deliberate differences. Values are learnt from lambda-returns over the values of the search (`td_lambda` = 1 is z of
+games that end within the rollout; longer ones are bootstrapped from), many games step side by side, and weights decay
+by AdamW. One search an environment, each with a key of its own, so that games do not depend on what is played beside
+them. Symmetries are not used. Gate and evaluator of AlphaGo Zero are not there: as in AlphaZero the newest plays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from podium import replay
+from podium.agent import ActOutput, Agent, Aux, Plan
+from podium.env import Env
+from podium.networks import ActorCriticConfig, Network
+from podium.ops import optimizers, returns
+from podium.ops.counts import Count
+from podium.ops.statistics import count_valid, masked_means
+from podium.ranges import check_choice, check_fields, is_on
+from podium.replay import Batch
+from podium.seen import only_legal
+from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree, Seen, Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(ActorCriticConfig):
+    """Hyperparameters of AlphaZero."""
+
+    hidden_sizes: tuple[int, ...] = (128, 128)
+    """Units of each hidden layer of policy and value."""
+    activation: str = "relu"
+    """Nonlinearity of hidden layers: tanh, relu, silu, gelu or elu."""
+    num_simulations: int = 32
+    """Positions that a search evaluates, 0 or more; 0 plays by the network alone."""
+    search: str = "gumbel"
+    """How actions are chosen: gumbel, or puct as in AlphaZero."""
+    max_considered_actions: int = 16
+    """Of gumbel, actions at the root that are searched, 2 or more."""
+    dirichlet_alpha: float = 0.3
+    """Of puct, concentration of the noise at the root, above 0: about 10 by the number of legal actions."""
+    dirichlet_fraction: float = 0.25
+    """Of puct, share of that noise, 0 to 1."""
+    learning_rate: float = 1e-3
+    """AdamW's step size, above 0."""
+    weight_decay: float = 1e-4
+    """Decay of weights per step, as a share of the step size; 0 or more."""
+    max_grad_norm: float = 1.0
+    """Bound on the global norm of the gradient; 0 leaves it unbounded."""
+    gamma: float = 1.0
+    """Discount per ply, 0 to 1."""
+    td_lambda: float = 1.0
+    """Of value targets: 1 is what the game came to, less trusts the values of the search; 0 to 1."""
+    value_coef: float = 1.0
+    """Weight of the value loss, 0 or more."""
+    batch_size: int = 512
+    """Positions in a minibatch, 1 or more; the lanes must divide it."""
+    num_updates: int = 8
+    """Minibatches learnt per iteration, 1 or more."""
+    buffer_capacity: int = 100_000
+    """Positions held, over all environments; rounded down to whole rollouts."""
+    min_replay_size: int = 5_000
+    """Positions that must be held before learning starts, 1 to buffer_capacity."""
+
+
+class State(NamedTuple):
+    """What learning needs."""
+
+    params: PyTree
+    opt_state: optax.OptState
+    env_steps: Count
+
+
+class Searched(NamedTuple):
+    """What a search left: its policy [B, A], and the value [B] of the position to who is to move."""
+
+    policy: Array
+    value: Array
+
+
+def make(config: Config = Config(), model: Env | None = None, network: Network | None = None) -> Agent:
+    """Make an AlphaZero agent.
+
+    Args:
+      config: hyperparameters.
+      model: the rules: an environment whose `step` goes on from `Seen.rules`, of the same observations and actions as
+        the one that is played, but for these rules.
+      network: whose output is `ActorCritic`, without memory; None builds one of `config`'s sizes.
+
+    Returns:
+      an `Agent`. Greedy play searches too, without noise; with `num_simulations=0` it is the network's.
+
+    Raises:
+      ValueError: for a field out of range, no model, a network with memory, or where mctx is not installed; from
+        `init`, where what is played is no game of this model, or its observations have no rules.
+    """
+    _check(config)
+    if model is None:
+        raise ValueError("alphazero searches by the rules of a game: give model, such as the environment itself.")
+    network = config.network() if network is None else network
+    if network.recurrent:
+        raise ValueError("network has memory, and positions of a search have no past; use memory='none'.")
+    search = _searcher(config, model, network) if config.num_simulations else None
+    buffer = replay.uniform(config.buffer_capacity, config.batch_size, config.num_updates, config.min_replay_size)
+    clip = optax.clip_by_global_norm(config.max_grad_norm) if is_on(config.max_grad_norm) else optax.identity()
+    optimizer = optimizers.flatten(
+        optax.chain(clip, optax.adamw(config.learning_rate, weight_decay=config.weight_decay))
+    )
+
+    def init(key: Key, spec: EnvSpec) -> State:
+        _check_game(spec, model.spec)
+        params = network.init(key, spec)
+        return State(params, optimizer.init(params), Count.zero())
+
+    def act(keys: Key, params: PyTree, memory: PyTree, obs: Seen, first: Array, greedy: bool) -> ActOutput:
+        output, _ = network.apply(params, memory, obs, first)
+        if search is None:
+            action = output.policy.mode() if greedy else output.policy.sample(keys)
+            return ActOutput(action, memory, Searched(jax.nn.softmax(output.policy.logits), output.value))
+        action, searched = search(keys, params, obs, output, greedy)
+        return ActOutput(action, memory, searched)
+
+    def plan(key: Key, state: State, trajectory: Trajectory) -> Plan:
+        policy, value = trajectory.extras
+        # By the search's values; of what the last ply led to, the network's.
+        evaluate = lambda obs: network.apply(state.params, (), obs, jnp.zeros(value.shape[1:], bool))[0].value
+        cut = trajectory.truncated & ~trajectory.terminated
+        next_value = returns.next_values(value, cut, trajectory.next_obs, evaluate)
+        discount = config.gamma * trajectory.discount
+        outcome = returns.lambda_return(trajectory.reward, discount, next_value, trajectory.last, config.td_lambda)
+        # A position is a transition of no length: what the search made of it in the place of the action, what the game
+        # came to in that of the reward.
+        flags = trajectory.terminated, trajectory.truncated
+        return Plan(replay.Transition(_position(trajectory.obs), policy, outcome, *flags, (), trajectory.valid))
+
+    def grad(key: Key, state: State, batch: Batch) -> tuple[PyTree, Aux]:
+        def objective(params: PyTree) -> tuple[Array, Aux]:
+            output = network.unroll(params, (), batch.obs, jnp.zeros(batch.reward.shape, bool))
+            log_probs = output.policy.log_probs()
+            rows = {
+                "policy_loss": -jnp.sum(batch.action * jnp.where(batch.action > 0, log_probs, 0.0), axis=-1),
+                "value_loss": jnp.square(batch.reward - output.value),
+                "search_entropy": -jnp.sum(jax.scipy.special.xlogy(batch.action, batch.action), axis=-1),
+                "entropy": output.policy.entropy(),
+            }
+            means = masked_means(None if batch.weight is None else batch.weight > 0, **rows)
+            loss = means["policy_loss"] + config.value_coef * means["value_loss"]
+            return loss, Aux({**means, "loss": loss})
+
+        return jax.grad(objective, has_aux=True)(state.params)
+
+    def apply(state: State, grads: PyTree) -> State:
+        steps, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        return state._replace(params=optax.apply_updates(state.params, steps), opt_state=opt_state)
+
+    def observe(state: State, trajectory: Trajectory) -> State:
+        return state._replace(env_steps=state.env_steps.add(count_valid(trajectory.reward, trajectory.valid)))
+
+    def policy_mask(state: State) -> State:
+        return jax.tree.map(lambda leaf: False, state)._replace(params=network.policy_mask(state.params))
+
+    return Agent(
+        init,
+        lambda state: state.params,
+        lambda spec, num_envs: (),
+        act,
+        plan,
+        grad,
+        apply,
+        observe,
+        buffer,
+        rollout_length=64,
+        name="alphazero",
+        config=config,
+        make=functools.partial(make, model=model, network=network),
+        policy_mask=policy_mask,
+    )
+
+
+def _position(obs: Seen) -> Seen:
+    """Return what of an observation is learnt from."""
+    return Seen(obs.view, obs.legal)
+
+
+def _searcher(config: Config, model: Env, network: Network) -> Any:
+    """Return `(keys, params, obs, output, greedy) -> (action, Searched)`: one search an environment."""
+    mctx = _library()
+
+    def evaluate(params: PyTree, obs: Seen) -> tuple[Array, Array]:
+        output, _ = network.apply(params, (), obs, jnp.zeros(1, bool))
+        return only_legal(output.policy.logits, obs), output.value
+
+    def expand(params: PyTree, key: Key, action: Array, state: PyTree) -> tuple[Any, PyTree]:
+        """Play one action in a batch of one position."""
+        state, timestep = jax.vmap(model.step)(jax.random.split(key, 1), state, action)
+        logits, value = evaluate(params, timestep.obs)
+        discount = config.gamma * (1.0 - timestep.terminated)
+        turned = discount if timestep.turn is None else discount * timestep.turn
+        found = {"reward": timestep.reward, "discount": turned, "prior_logits": logits, "value": value}
+        return mctx.RecurrentFnOutput(**found), state
+
+    def search(key: Key, params: PyTree, obs: Seen, logits: Array, value: Array, greedy: bool) -> Any:
+        root = mctx.RootFnOutput(prior_logits=logits, value=value, embedding=obs.rules)
+        illegal = None if obs.legal is None else ~obs.legal
+        what = params, key, root, expand, config.num_simulations, illegal
+        if config.search == "gumbel":
+            scale = functools.partial(mctx.qtransform_completed_by_mix_value, rescale_values=False)
+            found = mctx.gumbel_muzero_policy(
+                *what,
+                qtransform=scale,
+                max_num_considered_actions=config.max_considered_actions,
+                gumbel_scale=0.0 if greedy else 1.0,
+            )
+        else:
+            quiet = (
+                {"dirichlet_fraction": 0.0, "temperature": 0.0}
+                if greedy
+                else {"dirichlet_fraction": config.dirichlet_fraction}
+            )
+            found = mctx.muzero_policy(*what, dirichlet_alpha=config.dirichlet_alpha, **quiet)
+        return found.action[0], Searched(found.action_weights[0], found.search_tree.summary().value[0])
+
+    def search_all(keys: Key, params: PyTree, obs: Seen, output: Any, greedy: bool) -> tuple[Array, Searched]:
+        def one(key: Key, position: tuple[Seen, Array, Array]) -> tuple[Array, Searched]:
+            obs, logits, value = jax.tree.map(lambda x: x[None], position)
+            return search(key, params, obs, logits, value, greedy)
+
+        action, searched = jax.vmap(one)(keys, (obs, output.policy.logits, output.value))
+        return action.astype(jnp.int32), searched
+
+    return search_all
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("mctx")
+    except ImportError as error:
+        raise ValueError('alphazero searches by mctx, which is not installed: pip install "podium[games]".') from error
+
+
+def _check_game(spec: EnvSpec, model: EnvSpec) -> None:
+    """Refuse an environment that the rules are not of, or that does not hand them on."""
+    if not isinstance(spec.action, DiscreteSpec) or spec.action.shape:
+        raise ValueError(f"{spec.name} does not take one discrete action at a time, which a search needs.")
+    if not isinstance(spec.obs, Seen) or not jax.tree.leaves(spec.obs.rules):
+        raise ValueError(
+            f"observations of {spec.name} have no rules to search by; make it with rules=True "
+            "(--env-options rules=True)."
+        )
+    bare = lambda spec: dataclasses.replace(spec, obs=spec.obs._replace(rules=()))
+    if not isinstance(model.obs, Seen) or bare(spec).sha256() != bare(model).sha256():
+        raise ValueError(f"model is {model.name}, and what is played is {spec.name}; give the rules of the same game.")
+
+
+def _check(config: Config) -> None:
+    check_fields(
+        config,
+        positive=("learning_rate", "dirichlet_alpha"),
+        not_negative=("weight_decay", "max_grad_norm", "value_coef"),
+        fractions=("gamma", "td_lambda", "dirichlet_fraction"),
+        naturals=("num_simulations",),
+        counts=("max_considered_actions",),
+    )
+    check_choice("search", config.search, ("gumbel", "puct"))
