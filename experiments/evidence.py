@@ -128,6 +128,8 @@ def _blind(value: float) -> Published:
     return Published(value, "the optimum without memory")
 
 
+_SPREAD = "Mean return an agent over MPE's 26 steps; random play: -28.0."
+
 _FLICKER = "Half of the frames are blank (Hausknecht and Stone 2015). No published figure is of MinAtar."
 
 
@@ -202,6 +204,8 @@ ROWS: tuple[Row, ...] = (
     Row("rainbow", "CartPole-v1", "cartpole", published=_optimum(500), seeds=8),
     Row("rainbow", "Breakout-MinAtar", "breakout-minatar"),
     Row("rainbow", "Asterix-MinAtar", "asterix-minatar"),
+    Row("ippo", "jaxmarl/MPE_simple_spread_v3", "spread", remark=_SPREAD),
+    Row("mappo", "jaxmarl/MPE_simple_spread_v3", "spread", remark=_SPREAD),
     Row("apex", "CartPole-v1", "cartpole", published=_optimum(500)),
     Row("apex", "podium/Catch", "catch", published=_optimum(1)),
     Row("dqn", "podium/RepeatFirst", "repeat-first", published=_blind(1 / 3)),

@@ -469,6 +469,30 @@ RAINBOW: dict[str, Preset] = {
     ),
 }
 
+_SPREAD = {
+    "num_envs": 16,
+    "rollout_length": 128,
+    "num_steps": 3_000_000,
+    "learning_rate": 2.5e-3,
+    "anneal_steps": 9_000_000,
+    "num_epochs": 4,
+    "num_minibatches": 4,
+    "entropy_coef": 0.01,
+}
+
+
+def _team() -> dict[str, Preset]:
+    return {
+        "spread": Preset(
+            "jaxmarl/MPE_simple_spread_v3",
+            "This project; 16 environments x 128 as in JaxMARL's scripts. Rates fall by steps of agents, three a step.",
+            _SPREAD,
+        )
+    }
+
+
+IPPO, MAPPO = _team(), _team()
+
 _ALPHAZERO = {"num_envs": 256, "rollout_length": 16, "learning_rate": 1e-3, "eval_every": 100_000}
 
 ALPHAZERO: dict[str, Preset] = {
@@ -794,6 +818,8 @@ _TABLES: dict[str, tuple[dict[str, Preset], ...]] = {
     "apex": (APEX,),
     "dqn": (DQN,),
     "impala": (IMPALA, IMPALA_SEBULBA),
+    "ippo": (IPPO,),
+    "mappo": (MAPPO,),
     "ppo": (PPO, PPO_SEBULBA, PPO_ATARI),
     "pqn": (PQN,),
     "r2d2": (R2D2, R2D2_CENTRAL),
