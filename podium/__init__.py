@@ -1,6 +1,6 @@
 """podium: reinforcement learning on the accelerator, one agent under every placement."""
 
-from podium import agents, distributed, envs, networks, placement, testing
+from podium import agents, distributed, envs, games, networks, placement, testing
 from podium.agent import Agent
 from podium.devices import request_cpu_threads, request_devices
 from podium.env import Env
@@ -63,6 +63,7 @@ __all__ = [
     "distributed",
     "envs",
     "evaluate",
+    "games",
     "launch",
     "linear_range",
     "load",

@@ -22,12 +22,12 @@ class KuhnState(NamedTuple):
     Attributes:
       cards: int8 [2], 0 to 2, of player 0 and player 1.
       actions: int8 [3], 0 pass, 1 bet, -1 not yet.
-      count: int32, plies so far.
+      plies: int32, plies so far.
     """
 
     cards: Array
     actions: Array
-    count: Array  # type: ignore[assignment]  # a tuple has a method of that name, which nobody calls
+    plies: Array
 
 
 def kuhn(openings: int = 0, rules: bool = False) -> Env:
@@ -60,24 +60,24 @@ def kuhn(openings: int = 0, rules: bool = False) -> Env:
         return KuhnState(cards, jnp.full(_LONGEST, -1, jnp.int8), jnp.zeros((), jnp.int32))
 
     def facing_a_bet(state: KuhnState) -> Array:
-        return (state.count > 0) & (state.actions[jnp.maximum(state.count - 1, 0)] == 1)
+        return (state.plies > 0) & (state.actions[jnp.maximum(state.plies - 1, 0)] == 1)
 
     def play(state: KuhnState, action: Array) -> Ply:
-        me = state.count % 2
+        me = state.plies % 2
         higher = jnp.where(state.cards[me] > state.cards[1 - me], 1.0, -1.0)
         faced = facing_a_bet(state)
         gain = jnp.where(faced, jnp.where(action == 1, 2 * higher, -1.0), higher)
-        ended = faced | ((state.count > 0) & (action == 0))
-        actions = state.actions.at[state.count].set(action.astype(jnp.int8))
-        return Ply(KuhnState(state.cards, actions, state.count + 1), jnp.where(ended, gain, 0.0), ended)
+        ended = faced | ((state.plies > 0) & (action == 0))
+        actions = state.actions.at[state.plies].set(action.astype(jnp.int8))
+        return Ply(KuhnState(state.cards, actions, state.plies + 1), jnp.where(ended, gain, 0.0), ended)
 
     def see(state: KuhnState) -> Array:
-        card = jax.nn.one_hot(state.cards[state.count % 2], 3, dtype=jnp.float32)
+        card = jax.nn.one_hot(state.cards[state.plies % 2], 3, dtype=jnp.float32)
         return jnp.concatenate([card, jax.nn.one_hot(state.actions, 2, dtype=jnp.float32).reshape(-1)])
 
     def picture(state: KuhnState) -> np.ndarray:
         stakes = [1 + int(np.any(np.asarray(state.actions)[player::2] == 1)) for player in range(2)]
-        return render.cards([int(card) + 1 for card in state.cards], None, stakes, int(state.count) % 2)
+        return render.cards([int(card) + 1 for card in state.cards], None, stakes, int(state.plies) % 2)
 
     game = Rules(
         name="podium/Kuhn",
@@ -87,7 +87,7 @@ def kuhn(openings: int = 0, rules: bool = False) -> Env:
         deal=deal,
         play=play,
         legal=lambda state: jnp.ones(2, bool),
-        player=lambda state: state.count % 2,
+        player=lambda state: state.plies % 2,
         see=see,
         forfeit=lambda state: jnp.float32(-1),
         picture=picture,

@@ -25,7 +25,7 @@ class LeducState(NamedTuple):
       cards: int8 [3], of player 0, of player 1, and the public one; 2 * rank + suit.
       actions: int8 [2, 4], those of each round, -1 not yet.
       round: int32, 0 or 1.
-      count: int32, plies of this round so far.
+      plies: int32, plies of this round so far.
       stakes: int32 [2], what each has put in.
       raises: int32, of this round.
     """
@@ -33,7 +33,7 @@ class LeducState(NamedTuple):
     cards: Array
     actions: Array
     round: Array
-    count: Array  # type: ignore[assignment]  # a tuple has a method of that name, which nobody calls
+    plies: Array
     stakes: Array
     raises: Array
 
@@ -75,7 +75,7 @@ def leduc(openings: int = 0, rules: bool = False) -> Env:
         return LeducState(cards, actions, zero, zero, jnp.ones(2, jnp.int32), zero)
 
     def player(state: LeducState) -> Array:
-        return state.count % 2
+        return state.plies % 2
 
     def legal(state: LeducState) -> Array:
         to_call = state.stakes[player(state)] < state.stakes[1 - player(state)]
@@ -92,15 +92,15 @@ def leduc(openings: int = 0, rules: bool = False) -> Env:
         theirs = state.stakes[1 - me]
         put_in = theirs + jnp.where(action == RAISE, jnp.where(state.round == 0, 2, 4), 0)
         stakes = state.stakes.at[me].set(jnp.where(action == FOLD, state.stakes[me], put_in))
-        round_over = (action == CALL) & (state.count > 0)
+        round_over = (action == CALL) & (state.plies > 0)
         shown = round_over & (state.round == 1)
         next_round = round_over & (state.round == 0)
         gain = jnp.where(action == FOLD, -state.stakes[me], jnp.where(shown, theirs * showdown(state, me), 0.0))
         new = LeducState(
             cards=state.cards,
-            actions=state.actions.at[state.round, state.count].set(action.astype(jnp.int8)),
+            actions=state.actions.at[state.round, state.plies].set(action.astype(jnp.int8)),
             round=state.round + next_round,
-            count=jnp.where(next_round, 0, state.count + 1),
+            plies=jnp.where(next_round, 0, state.plies + 1),
             stakes=stakes,
             raises=jnp.where(next_round, 0, state.raises + (action == RAISE)),
         )

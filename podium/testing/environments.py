@@ -12,7 +12,7 @@ import numpy as np
 
 from podium.env import Env
 from podium.testing.errors import ContractError
-from podium.testing.specs import broken, check_frames, check_spec, is_spec, num_agents, within
+from podium.testing.specs import broken, check_agents, check_frames, check_spec, is_spec, within
 from podium.types import Array, Key, PyTree, Seen, TimeStep
 
 _MOST_STEPS = 3_000
@@ -215,26 +215,18 @@ def _check_timestep_shapes(env: Env, name: str, timestep: TimeStep) -> None:
                     f"{np.dtype(spec.dtype)}{list(spec.shape)}.",
                     "Correct the spec, or cast and reshape the observation.",
                 )
-    _check_shape(env, name, timestep, "reward", np.float32, (), (*env.spec.action.shape[:1],))
-    number = num_agents(env.spec, timestep)
-    if number != env.spec.num_agents:
-        raise _broken(
-            env,
-            f"{name} returns rewards of {number or 'one'} agent(s), but spec.num_agents={env.spec.num_agents}.",
-            "Say in the spec how many act together; None for one.",
-        )
-    if (timestep.turn is not None) != env.spec.turns:
-        raise _broken(
-            env,
-            f"{name} returns turn={'an array' if env.spec.turns is False else None}, but spec.turns={env.spec.turns}.",
-            "Give turn to podium.env.restart and transition where two players move in turn, and only there.",
-        )
-    axes = () if number is None else (number,)
+    axes = () if env.spec.num_agents is None else (env.spec.num_agents,)
+    _check_shape(env, name, timestep, "reward", np.float32, axes)
+    check_agents(env.spec, timestep)
     for field, dtype in {"terminated": np.bool_, "truncated": np.bool_, "turn": np.float32}.items():
         _check_shape(env, name, timestep, field, dtype, ())
     _check_shape(env, name, timestep, "valid", np.bool_, (), axes)
-    if timestep.turn is not None and number is not None:
-        raise _broken(env, f"{name} returns a turn where {number} agents act together.", "Leave turn None.")
+    if env.spec.turns != (timestep.turn is not None):
+        raise _broken(
+            env,
+            f"{name} returns turn={timestep.turn}, but spec.turns={env.spec.turns}.",
+            "Give podium.env.restart and transition a turn where two move in turn, and nowhere else.",
+        )
     if not isinstance(timestep.info, dict):
         raise _broken(env, f"{name} returns info as {type(timestep.info).__name__}.", "It must be a dict of arrays.")
 
@@ -246,11 +238,11 @@ def _check_shape(env: Env, name: str, timestep: TimeStep, field: str, dtype: Any
         return
     if not hasattr(leaf, "shape") or leaf.shape not in shapes or leaf.dtype != np.dtype(dtype):
         found = f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "shape") else type(leaf).__name__
-        agents = f", or {list(shapes[-1])}, one an agent" if shapes[-1] else ""
+        rule = " or ".join(f"{list(shape)}, one an agent" if shape else "a scalar" for shape in dict.fromkeys(shapes))
         raise _broken(
             env,
             f"{name} returns {field} as {found}.",
-            f"It must be a {np.dtype(dtype)} scalar{agents}; podium.env.restart and transition cast it.",
+            f"It must be {np.dtype(dtype)}, {rule}; podium.env.restart and transition cast it.",
         )
 
 
@@ -342,7 +334,7 @@ def _check_turns(env: Env, play: _Play) -> None:
             raise _broken(
                 env, f"{name}.legal marks no action.", "Mark one at least, also at an end: where none counts, all."
             )
-    if timesteps.turn is None or first.turn is None:
+    if first.turn is None or timesteps.turn is None:
         return
     if not np.all(np.abs(np.concatenate([first.turn[None], timesteps.turn])) == 1):
         raise _broken(env, "turn is neither -1 nor 1.", "It is -1 where the opponent moves next, else 1.")

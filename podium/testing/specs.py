@@ -39,6 +39,10 @@ def check_spec(spec: Any) -> None:
             raise broken(spec, "an ArraySpec has a low above its high.", "Swap them.")
     if isinstance(spec.obs, Seen):
         _check_seen(spec, spec.obs)
+    if spec.num_agents is not None and (isinstance(spec.num_agents, bool) or spec.num_agents < 1):
+        raise broken(spec, f"spec.num_agents={spec.num_agents!r}.", "It must be an int of at least 1, or None.")
+    if spec.num_agents is not None and spec.turns:
+        raise broken(spec, "spec.turns is True where agents act together.", "They move in turn, or all at once.")
     limit = spec.max_episode_steps
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise broken(spec, f"spec.max_episode_steps={limit!r}.", "It must be an int of at least 1, or None.")
@@ -64,38 +68,33 @@ def _check_seen(spec: EnvSpec, seen: Seen) -> None:
         raise broken(spec, "spec.obs.player is no index of a player.", "Make it a DiscreteSpec of as many as play.")
 
 
-def num_agents(spec: EnvSpec, timestep: Any) -> int | None:
-    """Return how many agents act together, or None for one; raises ContractError where reward and action disagree.
-
-    There is an agent axis where rewards have one.
+def check_agents(spec: EnvSpec, timestep: Any) -> None:
+    """Raise ContractError where actions or observations do not agree with how many agents act together.
 
     Args:
       spec: of the environment.
       timestep: of one environment, or its shapes.
     """
-    action, shape = tuple(spec.action.shape), tuple(timestep.reward.shape)
-    if not shape:
+    number, action = spec.num_agents, tuple(spec.action.shape)
+    if number is None:
         if isinstance(spec.action, DiscreteSpec) and action:
             raise broken(
                 spec,
-                f"spec.action says that {action[0]} agents act, but reward is one for all.",
-                f"Give each its own, float32[{action[0]}]; jnp.full shares one.",
+                f"spec.action is of shape {list(action)}, but spec.num_agents is None.",
+                "Say how many agents act together, or number the combinations of what one agent does.",
             )
-        return None
-    if len(shape) > 1 or action[:1] != shape:
-        raise broken(
-            spec,
-            f"reward is float32{list(shape)} and actions are {list(action)}.",
-            "It must be a float32 scalar; where N agents act together reward is [N], and actions begin with that axis.",
-        )
-    for leaf in jax.tree.leaves(timestep.obs):
-        if leaf.shape[:1] != shape:
+        return
+    found = {"spec.action": action}
+    found |= {
+        f"obs{jax.tree_util.keystr(path)}": x.shape for path, x in jax.tree_util.tree_leaves_with_path(timestep.obs)
+    }
+    for name, shape in found.items():
+        if tuple(shape[:1]) != (number,):
             raise broken(
                 spec,
-                f"reward is float32{list(shape)}, but an observation is {leaf.dtype}{list(leaf.shape)}.",
-                "Where N agents act together, all that they see begins with that axis; repeat what they share.",
+                f"{name} has shape {list(shape)}, but spec.num_agents={number}.",
+                f"Where {number} agents act together, all begins with an axis of so many; repeat what they share.",
             )
-    return shape[0]
 
 
 def within(spec: Any, value: Any) -> bool:

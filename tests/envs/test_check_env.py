@@ -12,9 +12,9 @@ import pytest
 
 from podium import testing
 from podium.env import auto_reset
-from podium.envs import native
+from podium.envs import games, native
 from podium.testing import ContractError, assert_compiles_once, check_env
-from podium.types import ArraySpec
+from podium.types import ArraySpec, DiscreteSpec
 
 CORRIDOR = native.corridor(length=3, max_steps=8)
 CATCH = native.catch(rows=3, columns=3)
@@ -75,6 +75,75 @@ def self_reset_that_loses_the_end():
         return state, timestep._replace(next_obs=timestep.obs)
 
     return auto_reset(CATCH)._replace(step=step)
+
+
+TURNS = games.tic_tac_toe()
+AGENTS = games.tag(num_taggers=1, num_runners=2, num_seen=1, max_steps=5)
+
+
+def after(env, change, **spec):
+    """Break the TimeSteps of a game by `change(timestep)`, and fields of its spec."""
+
+    def reset(key):
+        state, timestep = env.reset(key)
+        return state, change(timestep)
+
+    def step(key, state, action):
+        state, timestep = env.step(key, state, action)
+        return state, change(timestep)
+
+    return env._replace(reset=reset, step=step, spec=dataclasses.replace(env.spec, **spec))
+
+
+def see(**change):
+    return lambda timestep: timestep._replace(
+        **{name: getattr(timestep, name)._replace(**change) for name in ("obs", "next_obs")}
+    )
+
+
+def same(timestep):
+    return timestep
+
+
+BROKEN_GAMES = {
+    "nothing legal": (after(TURNS, see(legal=jnp.zeros(9, bool))), "legal marks no action"),
+    "legal of others": (
+        after(TURNS, same, obs=TURNS.spec.obs._replace(legal=ArraySpec((8,), np.bool_))),
+        r"spec.obs.legal is bool\[8\], but there are \[9\] actions",
+    ),
+    "turn of 0": (after(TURNS, lambda ts: ts._replace(turn=0 * ts.turn)), "turn is neither -1 nor 1"),
+    "turn of another": (
+        after(TURNS, lambda ts: ts._replace(turn=jnp.abs(ts.turn))),
+        "does not say what obs.player does",
+    ),
+    "no turn": (after(TURNS, lambda ts: ts._replace(turn=None)), "turn=None, but spec.turns=True"),
+    "turns unsaid": (after(TURNS, same, turns=False), "but spec.turns=False"),
+    "one reward for all": (
+        after(AGENTS, lambda ts: ts._replace(reward=ts.reward.sum())),
+        r"reward as float32\[\]. It must be float32, \[3\], one an agent",
+    ),
+    "agents unsaid": (after(AGENTS, same, num_agents=None), r"reward as float32\[3\]"),
+    "actions of others": (
+        after(AGENTS, same, action=DiscreteSpec(9, shape=(2,))),
+        "step cannot be traced|spec.action has",
+    ),
+    "ends of each": (
+        after(AGENTS, lambda ts: ts._replace(terminated=ts.valid)),
+        r"terminated as bool\[3\]. It must be bool, a scalar",
+    ),
+    "valid of others": (
+        after(AGENTS, lambda ts: ts._replace(valid=ts.valid[:2])),
+        r"valid as bool\[2\]. It must be bool, a scalar or \[3\], one an agent",
+    ),
+    "turns of all at once": (after(AGENTS, same, turns=True), "spec.turns is True where agents act together"),
+}
+
+
+@pytest.mark.parametrize("name", list(BROKEN_GAMES))
+def test_broken_game_is_named(name):
+    env, message = BROKEN_GAMES[name]
+    with pytest.raises(ContractError, match=message):
+        check_env(env, num_steps=20)
 
 
 def numpy_noise(timestep, key, state):
