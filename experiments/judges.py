@@ -1,0 +1,189 @@
+"""Train agents in games, several seeds each, and judge them: by every line, by exploitability, by an opponent.
+
+    python experiments/judges.py --list
+    python experiments/judges.py --only ppo/podium/Kuhn      # train (or resume) it, print its row as JSON
+    python experiments/judges.py                             # all whose result is missing
+    python experiments/judges.py --judge                     # judge again what is trained, in --runs
+
+A row is a `podium train` command with a preset, a run a seed. What the judge says goes to `results/games.json`, and as
+a table into `results/README.md`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import podium
+from podium import envs, games
+from podium.agents import alphazero
+from podium.commands.console import guard, read_flags
+from podium.files import write_atomic, write_json
+
+RESULTS = Path(__file__).resolve().parent / "results"
+TABLE = RESULTS / "games.json"
+BEGIN, END = "<!-- games: made by experiments/judges.py -->", "<!-- end of the games -->"
+
+Judge = Callable[[podium.Policy], dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One agent in one game: `judged` is what counts of the judge's words, `bar` what is asked for."""
+
+    agent: str
+    env: str
+    preset: str
+    judge: Judge
+    judged: str
+    bar: str
+    seeds: int = 4
+
+    @property
+    def name(self) -> str:
+        """As `--only` takes it."""
+        return f"{self.agent}/{self.env}"
+
+
+def alone(policy: podium.Policy) -> podium.Policy:
+    """Return the network's policy, without a search."""
+    if not isinstance(policy.agent.config, alphazero.Config):
+        return policy
+    model = envs.make_pure(policy.spec.name, rules=True)
+    config = dataclasses.replace(policy.agent.config, num_simulations=0)
+    return dataclasses.replace(policy, agent=alphazero.make(config, model=model))
+
+
+def every_line(policy: podium.Policy) -> dict[str, Any]:
+    """Return how all lines of tic-tac-toe end, by the network alone."""
+    lines = games.every_line(envs.make_pure("podium/TicTacToe", rules=True), alone(policy))
+    return {"lines_lost": lines.lost, "first": lines.first._asdict(), "second": lines.second._asdict()}
+
+
+def exploited(policy: podium.Policy) -> dict[str, Any]:
+    """Return what best responses gain against a policy of poker."""
+    env = envs.make_pure(policy.spec.name)
+    return {"exploitability": float(games.exploitability(env, games.probabilities(policy)))}
+
+
+def against_alpha_beta(policy: podium.Policy, simulations: int = 128, number: int = 200) -> dict[str, Any]:
+    """Return the score of a search of so many simulations against alpha-beta of depth 6, and its right moves."""
+    opened = envs.make_pure("podium/ConnectFour", rules=True, openings=8)
+    config = dataclasses.replace(policy.agent.config, num_simulations=simulations)
+    searching = dataclasses.replace(policy, agent=alphazero.make(config, model=opened))
+    score = games.match(opened, searching, games.alpha_beta(6), games=number)
+    solved = games.positions(envs.make_pure("podium/ConnectFour", rules=True), 200)
+    return {
+        "won": score.won / number,
+        "score": score._asdict(),
+        "right_moves": games.right_moves(searching, solved),
+        "right_moves_alone": games.right_moves(alone(policy), solved),
+    }
+
+
+ROWS = (
+    Row("ppo", "podium/TicTacToe", "tic-tac-toe", every_line, "lines_lost", "0"),
+    Row("alphazero", "podium/TicTacToe", "tic-tac-toe", every_line, "lines_lost", "0"),
+    Row("ppo", "podium/Kuhn", "kuhn", exploited, "exploitability", "at most 0.06; uniform 0.458"),
+    Row("ppo", "podium/Leduc", "leduc", exploited, "exploitability", "at most 0.5; uniform 2.37"),
+    Row("alphazero", "podium/ConnectFour", "connect-four", against_alpha_beta, "won", "at least 0.85", seeds=2),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """Train in games, and judge."""
+
+    only: tuple[str, ...] = ()
+    """Rows to train, by name; none for all whose result is missing."""
+    list: bool = False
+    """Print the names of the rows, and nothing else."""
+    judge: bool = False
+    """Judge again what is trained, and train nothing."""
+    runs: Path = Path("runs/games")
+    """Folder of the runs."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do as the command line says; return the exit code."""
+    return guard(lambda: _main(sys.argv[1:] if argv is None else argv))
+
+
+def _main(argv: Sequence[str]) -> int:
+    flags = read_flags(Flags, argv, description=(__doc__ or "").split("\n")[0])
+    if flags.list:
+        print("\n".join(row.name for row in ROWS))
+        return 0
+    names = [row.name for row in ROWS]
+    for name in flags.only:
+        if name not in names:
+            raise ValueError(f"--only {name} is no row; there are: {', '.join(names)}.")
+    done = json.loads(TABLE.read_text()) if TABLE.exists() else {}
+    for row in ROWS:
+        if row.name in flags.only or (not flags.only and (flags.judge or row.name not in done)):
+            done[row.name] = _row(row, flags)
+            write_json(TABLE, {name: done[name] for name in names if name in done})
+            _write_table(done)
+            print(json.dumps(done[row.name]), flush=True)
+    return 0
+
+
+def _row(row: Row, flags: Flags) -> dict[str, Any]:
+    seeds, command = [], f"podium train --agent {row.agent} --env {row.env} --preset {row.preset}"
+    for seed in range(row.seeds):
+        folder = flags.runs / row.name.replace("/", "-") / f"seed-{seed}"
+        finished = (folder / "summary.json").exists()
+        if not finished and not flags.judge:
+            more = ["--seed", str(seed), "--run-dir", str(folder), "--no-progress", "--resume"]
+            resumed = more if (folder / "config.json").exists() else more[:-1]
+            subprocess.run([sys.executable, "-m", "podium", *command.split()[1:], *resumed], check=True)
+        summary = json.loads((folder / "summary.json").read_text())
+        judged = row.judge(podium.load(folder))
+        seeds.append({"seed": seed, "steps": summary["env_steps"], "seconds": summary["wall_seconds"], **judged})
+    return {
+        "command": command,
+        "judge": row.judge.__name__,
+        row.judged: [each[row.judged] for each in seeds],
+        "bar": row.bar,
+        "seeds": seeds,
+    }
+
+
+def _write_table(done: dict[str, Any]) -> None:
+    """Write the table into the README of the results."""
+    lines = [
+        "| agent, game | steps | seconds, median | judged by | of every seed | asked for |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in ROWS:
+        if row.name in done:
+            found = done[row.name]
+            seeds = found["seeds"]
+            seconds = statistics.median(each["seconds"] for each in seeds)
+            numbers = ", ".join(f"{each[row.judged]:.3g}" for each in seeds)
+            cells = (
+                f"`{row.agent}`, `{row.env}`",
+                f"{seeds[0]['steps']:,}",
+                f"{seconds:.0f}",
+                row.judged.replace("_", " "),
+                numbers,
+                row.bar,
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    path = RESULTS / "README.md"
+    text = path.read_text()
+    if BEGIN not in text:
+        text = text.rstrip() + f"\n\n## Games\n\nBy `python experiments/judges.py`.\n\n{BEGIN}\n{END}\n"
+    head, _, tail = text.partition(BEGIN)
+    table = "\n".join([BEGIN, *lines, END])
+    write_atomic(path, (head + table + tail.partition(END)[2]).encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
