@@ -50,13 +50,13 @@ def tag(num_taggers: int = 2, num_runners: int = 8, num_seen: int = 2, max_steps
     num_runners agents act at once, taggers first. Action 3 * a + t changes the speed by a - 1 times 0.05 a step and the
     heading by t - 1 times pi / 8; speeds are 0 to 0.3 for taggers, to 0.25 for runners, and walls stop. Then every
     runner within 0.25 of a tagger is tagged: it gets -1, the nearest tagger 1, and it is out: it stays where it is,
-    sees zeros, is `valid` False from the next step on, and its actions do nothing. The episode terminates when no
-    runner is left and is truncated after `max_steps`. The square has 4 units of area an agent. Only the start is
-    random: places and headings uniform, speeds 0.
+    sees zeros, is `valid` False from the next step on, and its actions do nothing. A runner that is not tagged gets
+    1 / max_steps in each step. The episode terminates when no runner is left and is truncated after `max_steps`. The
+    square has 4 units of area an agent. Only the start is random: places and headings uniform, speeds 0.
 
     Deliberate differences from WarpDrive's: one action of 9 in place of two of 10 levels each; what is seen is the
-    `num_seen` nearest of either kind, all within 8 units, in the seer's own frame; rewards are 1 in place of 10, and
-    nothing is paid for time or walls, nor at the end for survival.
+    `num_seen` nearest of either kind, all within 8 units, in the seer's own frame; rewards are 1 in place of 10;
+    nothing is paid for walls, and what survivors get there at the end is paid a share in each step.
 
     Args:
       num_taggers: 1 or more.
@@ -93,26 +93,30 @@ def tag(num_taggers: int = 2, num_runners: int = 8, num_seen: int = 2, max_steps
     fastest = np.where(is_tagger, _TAGGER_SPEED, _RUNNER_SPEED).astype(np.float32)
     taggers, runners = slice(0, num_taggers), slice(num_taggers, number)
 
-    def nearest(state: TagState, distance: Array, who: slice) -> Array:
+    def nearest(state: TagState, who: slice) -> Array:
         """Describe to each of [N] the nearest of some others, [N, num_seen * 5]."""
         direction = jnp.stack([jnp.cos(state.heading), jnp.sin(state.heading)], -1)
         velocity = direction * state.speed[:, None]
-        apart, seen = distance[:, who], []
+        others = np.arange(number)[who]
+        hidden = (np.arange(number)[:, None] == others) | ~state.playing[who]
+        apart = jnp.where(hidden, jnp.inf, _distance(state.position, state.position[who]))
+        # Floats of one sign are ordered as their bits are: with the index in the lowest, plain minima find the nearest.
+        # A step of 1,000 agents takes a third of what it takes with argmin on a CPU. Distances that agree to 13 bits
+        # count as equal.
+        low_bits = (1 << len(others).bit_length()) - 1
+        ranked = jax.lax.bitcast_convert_type(apart, jnp.int32) & ~low_bits | np.arange(len(others), dtype=np.int32)
+        out_of_sight = np.float32(_SIGHT**2).view(np.int32)
+        seen, last = [], jnp.full(number, -1, jnp.int32)
         for _ in range(num_seen):
-            index = jnp.argmin(apart, -1)
-            there = jnp.take_along_axis(apart, index[:, None], -1) < _SIGHT**2
-            apart = jnp.where(jnp.arange(apart.shape[1]) == index[:, None], jnp.inf, apart)
-            towards = state.position[who][index] - state.position
-            along = jnp.concatenate(
-                [_turned(towards, direction) / _SIGHT, _turned(velocity[who][index], direction) / _TAGGER_SPEED], -1
-            )
-            seen.append(jnp.concatenate([jnp.ones_like(there, jnp.float32), along], -1) * there)
+            last = jnp.where(ranked > last[:, None], ranked, np.iinfo(np.int32).max).min(-1)
+            index, there = jnp.minimum(last & low_bits, len(others) - 1), (last < out_of_sight)[:, None]
+            towards = (state.position[who][index] - state.position) / _SIGHT
+            moving = velocity[who][index] / _TAGGER_SPEED
+            along = [_turned(towards, direction), _turned(moving, direction)]
+            seen.append(jnp.concatenate([jnp.ones_like(there, jnp.float32), *along], -1) * there)
         return jnp.concatenate(seen, -1)
 
     def observe(state: TagState) -> Array:
-        distance = _distance(state.position, state.position)
-        no_other = jnp.eye(number, dtype=bool) | ~state.playing
-        distance = jnp.where(no_other, jnp.inf, distance)
         itself = jnp.stack(
             [
                 *(2 * state.position.T / side - 1),
@@ -124,7 +128,7 @@ def tag(num_taggers: int = 2, num_runners: int = 8, num_seen: int = 2, max_steps
             ],
             -1,
         )
-        others = [nearest(state, distance, who) for who in (taggers, runners)]
+        others = [nearest(state, who) for who in (taggers, runners)]
         return jnp.concatenate([itself, *others], -1).clip(-1, 1) * state.playing[:, None]
 
     def reset(key: Key) -> tuple[TagState, TimeStep]:
@@ -151,8 +155,8 @@ def tag(num_taggers: int = 2, num_runners: int = 8, num_seen: int = 2, max_steps
         distance = _distance(position[taggers], position[runners])
         tagged = (distance.min(0) < _REACH**2) & state.playing[runners]
         by = (distance.argmin(0) == np.arange(num_taggers)[:, None]) & tagged
-        reward = jnp.concatenate([by.sum(1), -1 * tagged])
         playing = state.playing.at[runners].set(state.playing[runners] & ~tagged)
+        reward = jnp.concatenate([by.sum(1), jnp.where(tagged, -1, playing[runners] / max_steps)])
 
         new = TagState(position, heading, speed * playing, playing, state.time + 1)
         ended = ~playing[runners].any()
