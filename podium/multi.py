@@ -2,7 +2,8 @@
 
 To the agent the N of each environment are so many environments more: [B, N, ...] is folded to [B * N, ...], those of an
 environment side by side, so that a lane or a device which holds whole environments holds all of their agents. An
-episode ends for all of them at once; one that is dead before is no transition (`valid`).
+episode ends for all of them at once; one that is dead before is no transition (`valid`), and the step that it died in
+terminated for it.
 """
 
 from __future__ import annotations
@@ -134,12 +135,16 @@ def _of_all(trajectory: Trajectory) -> Trajectory:
     number = trajectory.reward.shape[2]
     rows, by_env = functools.partial(_fold, axis=1), functools.partial(_fold, axis=0)
     repeat: Any = lambda x, axis=1: None if x is None else jnp.repeat(x, number, axis=axis)
-    valid = trajectory.valid
+    valid, terminated = trajectory.valid, repeat(trajectory.terminated)
+    if valid is not None and valid.ndim == 3:
+        # To who dies within an episode nothing is worth anything afterwards. (Of the last row that is not known yet.)
+        dies = valid[:-1] & ~valid[1:] & ~trajectory.last[:-1, :, None]
+        terminated = terminated | rows(jnp.concatenate([dies, jnp.zeros_like(valid[:1])]))
     return trajectory._replace(
         obs=rows(trajectory.obs),
         action=rows(trajectory.action),
         reward=rows(trajectory.reward),
-        terminated=repeat(trajectory.terminated),
+        terminated=terminated,
         truncated=repeat(trajectory.truncated),
         next_obs=rows(trajectory.next_obs),
         first=repeat(trajectory.first),

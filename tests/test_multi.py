@@ -126,6 +126,22 @@ def test_what_happens_to_one_is_its_own() -> None:
     np.testing.assert_allclose(alone.extras.value[0], trajectory.extras.value[0, 2, 1], rtol=1e-5)
 
 
+def test_to_who_dies_the_step_terminates() -> None:
+    env, agent = auto_reset(team(4, dies=True)), AGENTS["ippo"]()
+    state = agent.init(jax.random.key(0), env.spec)
+    start = begin(jax.random.key(1), env, jnp.arange(2), agent.carry(env.spec, 2))
+    _, trajectory, _ = rollout(jax.random.key(2), agent, env, agent.actor(state), start, 8, jnp.int32(0))
+    seen = []
+    shared(ppo.make()._replace(observe=lambda state, each: seen.append(each))).observe(None, trajectory)
+    terminated = np.asarray(seen[0].terminated).reshape(8, 2, NUMBER)
+    valid = np.asarray(trajectory.valid)
+    # The last one dies once in each episode, before it ends; the others live to the end.
+    assert terminated[:, :, :2].sum() == 2 * 2 * 2 and (terminated[3::4, :, :2]).all()
+    for b in range(2):
+        deaths = np.flatnonzero(terminated[:, b, 2] & valid[:, b, 2])
+        assert len(deaths) == 2 and not valid[deaths + 1, b, 2].any()
+
+
 def test_returns_are_means_of_agents() -> None:
     env = team(2)
     result = podium.train(AGENTS["mappo"](), env, num_steps=128, num_envs=8, rollout_length=8, progress=False)
