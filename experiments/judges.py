@@ -73,12 +73,15 @@ def exploited(policy: podium.Policy) -> dict[str, Any]:
 
 
 def against_alpha_beta(policy: podium.Policy, simulations: int = 128, number: int = 200) -> dict[str, Any]:
-    """Return the score of a search of so many simulations against alpha-beta of depth 6, and its right moves."""
-    opened = envs.make_pure("podium/ConnectFour", rules=True, openings=8)
+    """Return the score of a search of so many simulations against alpha-beta of depth 6, and its right moves.
+
+    Games begin with the empty board; among moves that it holds for equally good alpha-beta draws.
+    """
+    env = envs.make_pure("podium/ConnectFour", rules=True)
     config = dataclasses.replace(policy.agent.config, num_simulations=simulations)
-    searching = dataclasses.replace(policy, agent=alphazero.make(config, model=opened))
-    score = games.match(opened, searching, games.alpha_beta(6), games=number)
-    solved = games.positions(envs.make_pure("podium/ConnectFour", rules=True), 200)
+    searching = dataclasses.replace(policy, agent=alphazero.make(config, model=env))
+    score = games.match(env, searching, games.alpha_beta(6), games=number)
+    solved = games.positions(env, 200)
     return {
         "won": score.won / number,
         "score": score._asdict(),

@@ -547,11 +547,15 @@ ALPHAZERO: dict[str, Preset] = {
         "This project.",
         {
             **_ALPHAZERO,
-            "num_steps": 1_200_000,
+            "num_steps": 1_000_000,
             "num_simulations": 24,
+            "num_updates": 32,
+            "td_lambda": 0.95,
             "hidden_sizes": (256, 256),
             "env_options": ("rules=True", "openings=8"),
         },
+        "four passes a position, by games won of 100 against alpha-beta of depth 6 after eight random plies: 75 after "
+        "0.7M plies of one seed; 73 after 1.2M with one pass.",
     ),
 }
 
