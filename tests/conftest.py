@@ -47,11 +47,6 @@ NIGHTLY = (
     "tests/engines/test_engines.py::test_a_killed_process_is_lost",
     "tests/engines/test_engines.py::test_a_heartbeat_can_end_a_call_that_hangs",
     "tests/engines/test_engines.py::test_a_lost_head_ends_the_run_with_a_sentence",
-    *(
-        f"tests/test_film.py::test_every_placement_learns_from_films_what_it_does_from_stacks[{placement}-{agent}"
-        for placement in ("in groups", "two learners", "parameter server", "single")
-        for agent in ("ppo", "dqn")
-    ),
     "tests/test_replay_frames.py::test_agents_learn_the_same_of_frames_as_of_stacks[apex",
     "tests/test_replay_frames.py::test_agents_learn_the_same_of_frames_as_of_stacks[dqn-anakin",
     *(

@@ -17,7 +17,6 @@ from podium import keys
 from podium.agent import fresh_carry, fresh_past
 from podium.devices import at, jit
 from podium.episodes import mean_of_agents
-from podium.film import Film, blank, is_film, num_frames, split
 from podium.host import HostEnv, HostEnvFactory
 from podium.ops.returns import discounted_sum
 from podium.placement.contract import STATS, Acting, Experience, Following, MakeActor, nbytes, nothing_yet
@@ -94,7 +93,7 @@ class HostActing(Acting):
             output = self.agent.act(jax.random.split(key, 1), params, carry, obs, yes, False)
             action, extras = jax.tree.map(lambda x: x[None], (output.action, output.extras))
             in_next = self.env.resets_in_next_step
-            rows = blank(self.spec.obs, 2) if in_next else jax.tree.map(lambda x: x[None], obs)
+            rows = jax.tree.map(lambda x: jnp.stack([x] * (2 if in_next else 1)), obs)
             agents = () if self.spec.num_agents is None else (self.spec.num_agents,)
             reward = jnp.zeros((1, 1, *agents))
             result = StepResult(reward, yes[None], yes[None], None if in_next else rows, None)
@@ -104,11 +103,6 @@ class HostActing(Acting):
             return played._replace(past=fresh_past(self.agent, 1))
 
         return scaled(jax.eval_shape(play, jax.random.key(0)), length, num_envs)
-
-    def obs_shapes(self, number: int) -> PyTree:
-        """Return the shapes of what so many environments show."""
-        shape = lambda spec: jax.ShapeDtypeStruct((number, *spec.shape), spec.dtype)
-        return jax.tree.map(shape, self.spec.obs, is_leaf=lambda x: hasattr(x, "zeros"))
 
     def rows(self) -> Rows:
         """Return the shapes of a rollout under way."""
@@ -139,35 +133,16 @@ class HostActing(Acting):
     ) -> tuple[Rows, PyTree, Array]:
         """Act at `time` for a group, and note beside it the result of the step before."""
         output = self.agent.act(step_keys[time], params, carry, obs, first, False)
-        seen = self._put_obs(rows.obs, obs, time, group)
-        first, action, extras = self._put(rows[1:4], (first, output.action, output.extras), time, group)
+        obs, first, action, extras = self._put(rows[:4], (obs, first, output.action, output.extras), time, group)
         # At the start there is no step before; what is written then is written over.
         result = self._put(rows.result, result, jnp.maximum(time - 1, 0), group)
-        return Rows(seen, first, action, extras, result), output.carry, output.action
+        return Rows(obs, first, action, extras, result), output.carry, output.action
 
     def end(self, rows: Rows, group: Array, obs: PyTree, result: StepResult) -> Rows:
         """Note the result of a group's last step."""
         rows = rows._replace(result=self._put(rows.result, result, self.length - 1, group))
         in_next = self.env.resets_in_next_step
-        return rows._replace(obs=self._put_obs(rows.obs, obs, self.length, group)) if in_next else rows
-
-    def _put_obs(self, rows: PyTree, obs: PyTree, time: Array | int, group: Array) -> Any:
-        """Note what a group sees; of a stack its newest frame, and all of them at the start."""
-
-        def put(rows: Array | Film, obs: Array) -> Any:
-            if not isinstance(rows, Film):
-                return self._put(rows, obs, time, group)
-            number = num_frames(rows)
-            frames = split(obs, number)
-            place = lambda x, values, time: jax.lax.dynamic_update_slice(
-                x, values, (time, group * self.group_size, *[0] * (x.ndim - 2))
-            )
-            newest = lambda x: place(x, frames[-1:], time + number - 1)
-            written = jax.lax.cond(time == 0, lambda x: place(x, frames, 0), newest, rows.frames)
-            same = jnp.all(frames[1:] == frames[:-1], axis=(0, *range(2, frames.ndim)))
-            return Film(written, place(rows.anew, same[None], time))
-
-        return jax.tree.map(put, rows, obs, is_leaf=is_film)
+        return rows._replace(obs=self._put(rows.obs, obs, self.length, group)) if in_next else rows
 
     def _put(self, rows: PyTree, values: PyTree, time: Array | int, group: Array) -> Any:
         def put(rows: Array, values: Array) -> Array:
@@ -193,10 +168,10 @@ class HostActing(Acting):
     def bytes_moved(self, num_envs: int) -> dict[str, int]:
         """Return what goes up to the device and comes down from it in a rollout of so many environments."""
         step = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.rows())
-        parts, length, seen = num_envs // self.num_envs, self.length, self.obs_shapes(self.num_envs)
+        parts, length = num_envs // self.num_envs, self.length
         return {
             # What the last step returned goes up twice: into the rollout that ends, and into the one that begins.
-            "observations": parts * ((length + 1) * nbytes((seen, step.result)) + length * nbytes(step.first)),
+            "observations": parts * ((length + 1) * nbytes((step.obs, step.result)) + length * nbytes(step.first)),
             "actions": parts * length * nbytes(step.action),
         }
 
@@ -216,10 +191,9 @@ class CompiledHostActing:
         self.step_keys = compiled(acting.step_keys, key, number, number)
         self.blank = compiled(lambda: zeros(rows))
         self.carry = compiled(acting.carry, number)
-        seen = acting.obs_shapes(acting.group_size)
-        step = rows, params, step_keys, number, number, carry, seen, row.first, row.result
+        step = rows, params, step_keys, number, number, carry, row.obs, row.first, row.result
         self.step = compiled(acting.step, *step, uses_up=(0,))
-        self.end = compiled(acting.end, rows, number, seen, row.result, uses_up=(0,))
+        self.end = compiled(acting.end, rows, number, row.obs, row.result, uses_up=(0,))
         carries = [carry] * acting.groups
         self.finish = compiled(acting.finish, rows, carries, carries, number, uses_up=(0,))
 
