@@ -49,22 +49,27 @@ def accumulate(episodes: Episodes, timestep: TimeStep) -> tuple[Episodes, Ended]
     `podium.envs.wrappers.truncate_nonfinite` cut an episode.
     """
     valid = True if timestep.valid is None else any_agent(timestep.valid, timestep)
-    reward = mean_of_agents(timestep.info.get("raw_reward", timestep.reward), timestep)
-    sign = episodes.sign
-    if sign is not None:
-        reward = sign * reward
+    reward, sign = gained(timestep, episodes.sign)
     total = episodes.episode_return + jnp.where(valid, reward, 0.0)
     length = episodes.episode_length + jnp.where(valid, 1, 0)
     last = timestep.info.get("episode_end", timestep.last) & valid
     ended = Ended(last, jnp.where(last, total, 0.0), jnp.where(last, length, 0), timestep.info.get("nonfinite"))
-    if sign is not None and timestep.turn is not None:
-        sign = jnp.where(timestep.last, 1.0, sign * timestep.turn)
     return Episodes(jnp.where(last, 0.0, total), jnp.where(last, 0, length), sign), ended
 
 
-def mean_of_agents(reward: Any, timestep: TimeStep | Trajectory) -> Any:
-    """Return one reward an environment: the mean of agents that act together; of JAX or NumPy."""
-    return reward if reward.ndim == timestep.terminated.ndim else reward.mean(axis=-1)
+def gained(timestep: TimeStep, sign: Any = None) -> tuple[Any, Any]:
+    """Return what a step counts for in the return of its episode, [B], and the next `sign`; of JAX or NumPy.
+
+    Of agents that act together it is their mean. Where two take turns it is what who moved first gained: `sign` is 1
+    where that one moves, else -1, and 1 again behind an end.
+    """
+    reward = timestep.info.get("raw_reward", timestep.reward)
+    if reward.ndim > timestep.terminated.ndim:
+        reward = reward.mean(axis=-1)
+    if timestep.turn is None:
+        return reward, sign
+    last = timestep.last
+    return sign * reward, last + ~last * sign * timestep.turn
 
 
 def any_agent(valid: Any, timestep: TimeStep | Trajectory) -> Any:

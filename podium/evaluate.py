@@ -13,7 +13,7 @@ import numpy as np
 
 from podium.agent import Agent, fresh_carry
 from podium.env import Env, traced_once
-from podium.episodes import any_agent, mean_of_agents
+from podium.episodes import any_agent, gained
 from podium.host import HostEnv, HostEnvFactory
 from podium.ranges import check_positive
 from podium.types import Array, EnvSpec, Key, PyTree
@@ -118,9 +118,7 @@ def make_evaluator(
             action, carry = _act(agent, act_keys, params, carry, obs, first, greedy)
             step_keys = jax.random.split(step_key, num_episodes)
             env_state, timestep = jax.vmap(env.step)(step_keys, env_state, action)
-            reward = mean_of_agents(timestep.info.get("raw_reward", timestep.reward), timestep)
-            if sign is not None:
-                reward, sign = sign * reward, sign * timestep.turn
+            reward, sign = gained(timestep, sign)
             total = total + jnp.where(done, 0.0, reward)
             length = length + jnp.where(done, 0.0, 1.0)
             done = done | timestep.info.get("episode_end", timestep.last)
@@ -180,10 +178,8 @@ class Episodes:
         """Wait for the step, and count."""
         timestep = self.env.recv()
         self.obs = timestep.obs
-        reward = mean_of_agents(timestep.info.get("raw_reward", timestep.reward), timestep)
-        self.total += np.where(self.done, 0.0, self._sign * reward)
-        if timestep.turn is not None:
-            self._sign = self._sign * np.asarray(timestep.turn)
+        reward, self._sign = gained(timestep, self._sign)
+        self.total += np.where(self.done, 0.0, reward)
         valid = True if timestep.valid is None else any_agent(np.asarray(timestep.valid), timestep)
         self.length += ~self.done & valid
         self.done |= np.asarray(timestep.info.get("episode_end", timestep.last))

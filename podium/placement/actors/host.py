@@ -16,7 +16,7 @@ import numpy as np
 from podium import keys
 from podium.agent import fresh_carry, fresh_past
 from podium.devices import at, jit
-from podium.episodes import mean_of_agents
+from podium.episodes import gained
 from podium.host import HostEnv, HostEnvFactory
 from podium.ops.returns import discounted_sum
 from podium.placement.contract import STATS, Acting, Experience, Following, MakeActor, nbytes, nothing_yet
@@ -242,12 +242,8 @@ class EnvBatch:
         timestep = self.env.recv()
         self.result = result_of(timestep, self._next_step)
         self.obs = timestep.obs
-        reward: Any
-        reward = mean_of_agents(timestep.info.get("raw_reward", timestep.reward), timestep)
+        reward, self._sign = gained(timestep, self._sign)
         last = np.asarray(timestep.last)
-        if timestep.turn is not None:
-            reward = np.asarray(self._sign * reward, np.float32)
-            self._sign = np.where(last, 1.0, self._sign * np.asarray(timestep.turn))
         end = timestep.info.get("episode_end", last)
         if not self._next_step:
             self.first, steps = last, self.env.num_envs
