@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from podium.agent import ActOutput, Agent, Plan, Replay
 from podium.ranges import check_positive
-from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree, Trajectory
+from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree, Trajectory, is_spec
 
 
 def shared(agent: Agent, num_agents: int | None = None) -> Agent:
@@ -115,7 +115,6 @@ def spec_of_one(spec: EnvSpec) -> EnvSpec:
         bounds = {name: _bound_of_one(getattr(leaf, name), leaf.shape) for name in ("low", "high")}
         return dataclasses.replace(leaf, shape=tuple(leaf.shape[1:]), **bounds)
 
-    is_spec = lambda x: isinstance(x, ArraySpec | DiscreteSpec)
     obs, action = jax.tree.map(one, (spec.obs, spec.action), is_leaf=is_spec)
     return dataclasses.replace(spec, obs=obs, action=action, num_agents=None)
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from podium import noisy, vision
 from podium.ranges import check_choice, check_value, did_you_mean
 from podium.seen import view_of
-from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree
+from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree, is_spec
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
@@ -84,7 +84,7 @@ def flatten_obs(obs: PyTree, leading: int, width: int | None = None) -> Array:
 
 def obs_width(spec: EnvSpec) -> int:
     """Return the length of the vector `flatten_obs` makes of one observation."""
-    leaves = jax.tree.leaves(spec.obs, is_leaf=lambda x: isinstance(x, ArraySpec | DiscreteSpec))
+    leaves = jax.tree.leaves(spec.obs, is_leaf=is_spec)
     if len(leaves) == 1 and isinstance(leaves[0], DiscreteSpec):
         return leaves[0].num_values
     return sum(math.prod(leaf.shape) for leaf in leaves)
@@ -214,7 +214,7 @@ def _convolutional_torso(convolutions: nn.Module, mlp: MLP) -> Torso:
 
 def _one_frame(spec: EnvSpec, name: str, smallest: int) -> Array:
     """Return zeros [1, H, W, C], or say why these observations are no frames."""
-    specs = jax.tree.leaves(spec.obs, is_leaf=lambda x: isinstance(x, ArraySpec | DiscreteSpec))
+    specs = jax.tree.leaves(spec.obs, is_leaf=is_spec)
     shapes = [leaf.shape for leaf in specs]
     if len(shapes) != 1 or len(shapes[0]) != 3:
         raise ValueError(

@@ -70,6 +70,11 @@ class DiscreteSpec:
         return jax.random.randint(key, self.shape, 0, self.num_values, self.dtype)
 
 
+def is_spec(x: Any) -> bool:
+    """Say whether this is a leaf of `EnvSpec.obs`."""
+    return isinstance(x, ArraySpec | DiscreteSpec)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class EnvSpec:
     """Describe an environment to an agent: all that an agent ever knows of it.

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podium.types import Array, ArraySpec, DiscreteSpec, PyTree
+from podium.types import Array, ArraySpec, PyTree, is_spec
 
 STEPS_PER_SPARE = 16
 """Rows of an environment for each spare place that it has, where frames are not small."""
@@ -41,7 +41,6 @@ def stacks_of(specs: PyTree, obs: PyTree = None) -> PyTree:
       specs: of an environment's observations.
       obs: what is kept of one, if not all; shapes will do. Of what is no whole observation nothing is known.
     """
-    is_spec = lambda x: isinstance(x, ArraySpec | DiscreteSpec)
     leaves = jax.tree.leaves(specs, is_leaf=is_spec)
     structure: Any = jax.tree.structure(specs, is_leaf=is_spec)
     if obs is not None:

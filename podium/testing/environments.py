@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium.env import Env
+from podium.seen import legal_of
 from podium.testing.errors import ContractError
 from podium.testing.specs import broken, check_agents, check_frames, check_spec, is_spec, within
 from podium.types import Array, Key, PyTree, Seen, TimeStep
@@ -87,7 +88,7 @@ def _play(env: Env, key: Key, num_steps: int) -> _Play:
         state, legal = before
         action = _draw(env, action_key, legal)
         next_state, timestep = env.step(step_key, state, action)
-        after = next_state, _legal(timestep.obs)
+        after = next_state, legal_of(timestep.obs)
         if not env.resets_itself:
             after = jax.tree.map(lambda new, old: jnp.where(timestep.last, new, old), start, after)
         return after, (state, action, timestep)
@@ -98,15 +99,11 @@ def _play(env: Env, key: Key, num_steps: int) -> _Play:
 
     try:
         starts = jax.jit(jax.vmap(env.reset), compiler_options=_COMPILER_OPTIONS)(reset_keys)
-        begin = starts[0], _legal(starts[1].obs)
+        begin = starts[0], legal_of(starts[1].obs)
         steps = jax.jit(all_steps, compiler_options=_COMPILER_OPTIONS)(begin, keys)
     except TypeError as error:
         raise _broken(env, "a rollout by jax.lax.scan failed.", f"jax said: {error}") from error
     return _Play(reset_keys, starts, keys[1], *steps)
-
-
-def _legal(obs: PyTree) -> Array | None:
-    return obs.legal if isinstance(obs, Seen) else None
 
 
 def _draw(env: Env, key: Key, legal: Array | None) -> Array:
@@ -329,7 +326,7 @@ def _check_turns(env: Env, play: _Play) -> None:
     """Check whose turn it is: something is legal at every time, and the sign is that of the players seen."""
     first, timesteps = play.starts[1], play.timesteps
     for name, obs in (("obs", first.obs), ("obs", timesteps.obs), ("next_obs", timesteps.next_obs)):
-        legal = _legal(obs)
+        legal = legal_of(obs)
         if legal is not None and not np.all(np.any(legal, -1)):
             raise _broken(
                 env, f"{name}.legal marks no action.", "Mark one at least, also at an end: where none counts, all."

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from podium.testing.errors import ContractError
-from podium.types import ArraySpec, DiscreteSpec, EnvSpec, Seen
+from podium.types import ArraySpec, DiscreteSpec, EnvSpec, Seen, is_spec
 
 
 def broken(spec: EnvSpec, rule: str, remedy: str) -> ContractError:
@@ -135,8 +135,3 @@ def check_frames(spec: EnvSpec, first: Any, before: Any, after: Any, counts: np.
                 f"next_obs is not obs less its oldest frame and one more; the spec says num_frames={leaf.num_frames}.",
                 "Put the newest frame last, or leave num_frames 1.",
             )
-
-
-def is_spec(spec: Any) -> bool:
-    """Return whether this is a leaf of `EnvSpec.obs`."""
-    return isinstance(spec, ArraySpec | DiscreteSpec)
