@@ -10,15 +10,15 @@ opponent can play.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from judges import every_line
+
 import podium
-from podium import games, presets
-from podium.agents import alphazero
+from podium import presets
 from podium.commands.scripts import Script
 from podium.files import write_json
 
@@ -41,14 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def judge(folder: Path) -> None:
     """Write into a run's summary how many lines of tic-tac-toe its network loses, and say it."""
-    policy, model = podium.load(folder), podium.envs.make_pure(TIC_TAC_TOE, rules=True)
-    config = dataclasses.replace(policy.agent.config, num_simulations=0)
-    alone = dataclasses.replace(policy, agent=alphazero.make(config, model=model))
-    lines = games.every_line(model, alone)
-    path = folder / "summary.json"
-    scores = {"first": lines.first._asdict(), "second": lines.second._asdict()}
-    write_json(path, {**json.loads(path.read_text()), "lines_lost": lines.lost, "lines": scores})
-    print(f"  lines lost   {lines.lost}, by the network alone: {lines.first} moving first, {lines.second} second")
+    found = every_line(podium.load(folder))
+    path, lost = folder / "summary.json", found.pop("lines_lost")
+    write_json(path, {**json.loads(path.read_text()), "lines_lost": lost, "lines": found})
+    print(f"  lines lost   {lost}, by the network alone: {found['first']} moving first, {found['second']} second")
 
 
 if __name__ == "__main__":
