@@ -27,7 +27,7 @@ import optax
 from podium import replay
 from podium.agent import ActOutput, Agent, Aux, Plan
 from podium.env import Env
-from podium.networks import ActorCriticConfig, Network
+from podium.networks import ActorCriticConfig, Network, policy_mask
 from podium.ops import optimizers, returns
 from podium.ops.counts import Count
 from podium.ops.statistics import count_valid, masked_means
@@ -170,9 +170,6 @@ def make(config: Config = Config(), model: Env | None = None, network: Network |
     def observe(state: State, trajectory: Trajectory) -> State:
         return state._replace(env_steps=state.env_steps.add(count_valid(trajectory.reward, trajectory.valid)))
 
-    def policy_mask(state: State) -> State:
-        return jax.tree.map(lambda leaf: False, state)._replace(params=network.policy_mask(state.params))
-
     return Agent(
         init,
         lambda state: state.params,
@@ -187,7 +184,7 @@ def make(config: Config = Config(), model: Env | None = None, network: Network |
         name="alphazero",
         config=config,
         make=functools.partial(make, model=model, network=network),
-        policy_mask=policy_mask,
+        policy_mask=functools.partial(policy_mask, network),
     )
 
 

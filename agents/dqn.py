@@ -19,7 +19,7 @@ import optax
 
 from podium import replay
 from podium.agent import ActOutput, Agent, Aux, Plan, Replay
-from podium.networks import Network, q_network
+from podium.networks import Network, policy_mask, q_network
 from podium.ops import action_values, optimizers
 from podium.ops.counts import Count
 from podium.ops.statistics import count_valid, masked_means
@@ -281,9 +281,6 @@ def make(
     def observe(state: State, trajectory: Trajectory) -> State:
         return state._replace(env_steps=state.env_steps.add(count_valid(trajectory.reward, trajectory.valid)))
 
-    def policy_mask(state: State) -> State:
-        return jax.tree.map(lambda leaf: False, state)._replace(params=network.policy_mask(state.params))
-
     return Agent(
         init,
         actor,
@@ -298,7 +295,7 @@ def make(
         name="dqn",
         config=config,
         make=again,
-        policy_mask=policy_mask,
+        policy_mask=functools.partial(policy_mask, network),
     )
 
 

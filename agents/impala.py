@@ -24,7 +24,7 @@ import optax
 
 from podium import networks
 from podium.agent import ActOutput, Agent, Aux, Plan
-from podium.networks import ActorCritic, ActorCriticConfig, Network
+from podium.networks import ActorCritic, ActorCriticConfig, Network, policy_mask
 from podium.ops import losses, optimizers, returns
 from podium.ops.counts import Count
 from podium.ops.statistics import count_rows, count_valid
@@ -207,9 +207,6 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     def observe(state: State, trajectory: Trajectory) -> State:
         return state._replace(env_steps=state.env_steps.add(count_valid(trajectory.reward, trajectory.valid)))
 
-    def policy_mask(state: State) -> State:
-        return jax.tree.map(lambda leaf: False, state)._replace(params=network.policy_mask(state.params))
-
     functions = init, actor, carry, act, plan, grad, apply, observe
     return Agent(
         *functions,
@@ -218,7 +215,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         config=config,
         make=functools.partial(make, network=network, loss=loss),
         statistics=statistics,
-        policy_mask=policy_mask,
+        policy_mask=functools.partial(policy_mask, network),
     )
 
 

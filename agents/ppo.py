@@ -24,7 +24,7 @@ import optax
 
 from podium import networks
 from podium.agent import ActOutput, Agent, Aux, Plan
-from podium.networks import ActorCritic, ActorCriticConfig, Network
+from podium.networks import ActorCritic, ActorCriticConfig, Network, policy_mask
 from podium.ops import optimizers, returns, statistics
 from podium.ops.counts import Count
 from podium.ops.statistics import RunningStats, count_rows, masked_mean, masked_means
@@ -270,9 +270,6 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
             state = state._replace(return_stats=statistics.update_stats(state.return_stats, sums, valid))
         return state
 
-    def policy_mask(state: State) -> State:
-        return jax.tree.map(lambda leaf: False, state)._replace(params=network.policy_mask(state.params))
-
     functions = init, actor, carry, act, plan, grad, apply, observe
     return Agent(
         *functions,
@@ -280,7 +277,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         config=config,
         make=functools.partial(make, network=network, loss=loss),
         statistics=statistics_of,
-        policy_mask=policy_mask,
+        policy_mask=functools.partial(policy_mask, network),
         stops=stops if is_on(config.target_kl) else None,
         reward_discount=config.gamma if config.normalize_reward else None,
     )

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import optax
 
 from podium.agent import ActOutput, Agent, Aux, Plan
-from podium.networks import Network, q_network
+from podium.networks import Network, policy_mask, q_network
 from podium.ops import action_values, optimizers, returns, statistics
 from podium.ops.counts import Count
 from podium.ops.statistics import RunningStats, count_rows, masked_means
@@ -226,9 +226,6 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
             obs_stats=statistics.update_stats(state.obs_stats, trajectory.obs, valid),
         )
 
-    def policy_mask(state: State) -> State:
-        return jax.tree.map(lambda leaf: False, state)._replace(params=network.policy_mask(state.params))
-
     functions = init, actor, carry, act, plan, grad, apply, observe
     return Agent(
         *functions,
@@ -237,7 +234,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         config=config,
         make=functools.partial(make, network=network, loss=loss),
         statistics=num_valid,
-        policy_mask=policy_mask,
+        policy_mask=functools.partial(policy_mask, network),
     )
 
 

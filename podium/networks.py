@@ -181,6 +181,11 @@ def remember(network: Network, params: PyTree, memory: PyTree, obs: PyTree, firs
     return outputs
 
 
+def policy_mask(network: Network, state: Any) -> Any:
+    """Mark, for `Agent.policy_mask`, of a State with `params` of one network those that greedy actions depend on."""
+    return jax.tree.map(lambda leaf: False, state)._replace(params=network.policy_mask(state.params))
+
+
 class ActorCritic(NamedTuple):
     """Output of an actor-critic network: a distribution over actions, and values [...].
 
