@@ -150,6 +150,7 @@ class Agent(NamedTuple):
       make: `(config) -> Agent`: makes it of another configuration, such as `config` with other numbers, which may be
         traced (`podium.Population`); None where it cannot be.
       settings: where it is one algorithm with several settings (`podium.varied`), else None.
+      multi_agent: whether it acts for all agents of an environment at once (`podium.multi`), and not for one.
     """
 
     init: Callable[[Key, EnvSpec], PyTree]
@@ -171,6 +172,7 @@ class Agent(NamedTuple):
     reward_discount: float | None = None
     make: Callable[[Any], Agent] | None = None
     settings: Settings | None = None
+    multi_agent: bool = False
 
     def bound(self, state: PyTree) -> Agent:
         """Return the agent with the numbers that are in its State; itself where it has no `settings`."""

@@ -10,50 +10,18 @@ import numpy as np
 import pytest
 
 import podium
+from podium import testing
 from podium.agents import dqn, ippo, mappo, ppo, pqn
-from podium.env import Env, auto_reset, restart, transition
+from podium.env import Env, auto_reset
 from podium.multi import shared, spec_of_one
 from podium.rollout import begin, rollout
-from podium.types import ArraySpec, DiscreteSpec, EnvSpec, Seen
+from podium.types import EnvSpec, Seen
 
 NUMBER, CUES = 3, 4
 
 
 def team(length: int = 2, dies: bool = False) -> Env:
-    """Each of three agents sees a cue and is paid 1 for naming it; the last one is dead after a step where it `dies`.
-
-    Action 3 is legal for nobody. The world is all cues.
-    """
-
-    def observe(cue: Any) -> Seen:
-        view = jax.nn.one_hot(cue, CUES)
-        legal = jnp.broadcast_to(jnp.arange(CUES) < CUES - 1, (NUMBER, CUES))
-        return Seen(view, legal, jnp.broadcast_to(view.reshape(-1), (NUMBER, NUMBER * CUES)))
-
-    def draw(key: Any) -> Any:
-        return jax.random.randint(key, (NUMBER,), 0, CUES - 1)
-
-    def reset(key: Any) -> Any:
-        cue = draw(key)
-        timestep = restart(observe(cue))
-        return (jnp.int32(0), cue), timestep._replace(reward=jnp.zeros(NUMBER), valid=alive(jnp.int32(0)))
-
-    def alive(time: Any) -> Any:
-        return jnp.array([True, True, False]) | (time <= 1) if dies else None
-
-    def step(key: Any, state: Any, action: Any) -> Any:
-        time, cue = state[0] + 1, state[1]
-        following = draw(key)
-        paid = jnp.where(action == cue, 1.0, 0.0)
-        timestep = transition(observe(following), paid, time >= length)
-        return (time, following), timestep._replace(valid=alive(time))
-
-    obs = Seen(
-        ArraySpec((NUMBER, CUES), np.float32, 0, 1),
-        ArraySpec((NUMBER, CUES), np.bool_, 0, 1),
-        ArraySpec((NUMBER, NUMBER * CUES), np.float32, 0, 1),
-    )
-    return Env(EnvSpec("team", obs, DiscreteSpec(CUES, shape=(NUMBER,)), length, num_agents=NUMBER), reset, step)
+    return testing.probe_team(NUMBER, length, dies)
 
 
 SIZES: dict[str, Any] = {"hidden_sizes": (16,), "learning_rate": 1e-2}
@@ -169,7 +137,7 @@ def test_a_resumed_run_is_the_same(tmp_path: Any) -> None:
         (lambda: shared(ppo.make(ppo.Config(normalize_reward=True))), "normalize_reward=True"),
         (lambda: shared(dqn.make()), "give num_agents"),
         (lambda: shared(ppo.make(), 0), "num_agents=0"),
-        (lambda: shared(ppo.make(), 2).init(jax.random.key(0), team().spec), "num_agents=2, but team has 3"),
+        (lambda: shared(ppo.make(), 2).init(jax.random.key(0), team().spec), "num_agents=2, but probe_team has 3"),
         (lambda: ppo.make().init(jax.random.key(0), team().spec), r"of shape \[3\] at once"),
         (lambda: shared(ppo.make()).init(jax.random.key(0), podium.envs.make("CartPole-v1").spec), "has one agent"),
         (lambda: mappo.make().init(jax.random.key(0), blind(team().spec)), "have no world for a critic"),

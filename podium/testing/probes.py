@@ -147,6 +147,51 @@ def probe_game(num_moves: int = 2) -> Env:
     return Env(EnvSpec("probe_game", obs, DiscreteSpec(3), num_moves, turns=True), reset, step)
 
 
+def probe_team(num_agents: int = 3, length: int = 2, dies: bool = False) -> Env:
+    """Make agents that act together: each sees a cue of its own, and is paid 1 in each step for naming it.
+
+    Three cues are drawn, as one-hot [N, 4]; action 3 is legal for nobody, and pays nothing. The `world` is all cues. So
+    the return of each, and their mean, is `length` at best. Where it `dies`, the last of them is dead after two steps
+    (`valid`). Missed: what happens to one is taken for another's, or the order of agents.
+
+    Raises:
+      ValueError: for a number below 1.
+    """
+    for name, value in {"num_agents": num_agents, "length": length}.items():
+        if value < 1:
+            raise ValueError(f"{name}={value} is below 1.")
+    cues = 4
+    allowed = np.broadcast_to(np.arange(cues) < cues - 1, (num_agents, cues))
+
+    def observe(cue: Array) -> Seen:
+        view = jax.nn.one_hot(cue, cues, dtype=jnp.float32)
+        return Seen(view, jnp.asarray(allowed), jnp.broadcast_to(view.reshape(-1), (num_agents, num_agents * cues)))
+
+    def draw(key: Key) -> Array:
+        return jax.random.randint(key, (num_agents,), 0, cues - 1)
+
+    def alive(time: Array) -> Array | None:
+        return (jnp.arange(num_agents) < num_agents - 1) | (time <= 1) if dies else None
+
+    def reset(key: Key) -> tuple[_ClockState, TimeStep]:
+        state = _ClockState(jnp.zeros((), jnp.int32), draw(key))
+        timestep = restart(observe(state.cue))
+        return state, timestep._replace(reward=jnp.zeros(num_agents), valid=alive(state.time))
+
+    def step(key: Key, state: _ClockState, action: Array) -> tuple[_ClockState, TimeStep]:
+        following = _ClockState(state.time + 1, draw(key))
+        timestep = transition(observe(following.cue), action == state.cue, following.time >= length)
+        return following, timestep._replace(valid=alive(following.time))
+
+    obs = Seen(
+        ArraySpec((num_agents, cues), np.float32, 0, 1),
+        ArraySpec((num_agents, cues), np.bool_, 0, 1),
+        ArraySpec((num_agents, num_agents * cues), np.float32, 0, 1),
+    )
+    action = DiscreteSpec(cues, shape=(num_agents,))
+    return Env(EnvSpec("probe_team", obs, action, length, num_agents=num_agents), reset, step)
+
+
 class _ClockState(NamedTuple):
     time: Array
     cue: Array

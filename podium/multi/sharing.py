@@ -1,4 +1,4 @@
-"""Agents that act together: `shared` lets any agent act and learn for all N of an environment, with one policy.
+"""Sharing: any agent acts and learns for all N of an environment, with one policy.
 
 To the agent the N of each environment are so many environments more: [B, N, ...] is folded to [B * N, ...], those of an
 environment side by side, so that a lane or a device which holds whole environments holds all of their agents. An
@@ -36,8 +36,8 @@ def shared(agent: Agent, num_agents: int | None = None) -> Agent:
       an `Agent` for environments with `EnvSpec.num_agents`; its State and parameters are those of `agent`.
 
     Raises:
-      ValueError: the agent normalises rewards by sums of an environment's, or has a replay and `num_agents` is None;
-        from `init`, the environment has one agent, or another number of them.
+      ValueError: the agent normalises rewards by sums of an environment's, acts for several already, or has a replay
+        and `num_agents` is None; from `init`, the environment has one agent, or another number of them.
     """
     if num_agents is not None:
         check_positive(num_agents=num_agents)
@@ -46,6 +46,8 @@ def shared(agent: Agent, num_agents: int | None = None) -> Agent:
             f"{agent.name} keeps one discounted sum of rewards an environment (normalize_reward=True), and agents that "
             "act together have one each; leave it out."
         )
+    if agent.multi_agent:
+        raise ValueError(f"{agent.name} acts for several agents already; use it as it is.")
     if agent.settings is not None:
         raise ValueError("share the agent first, and vary its numbers then, as podium.sweep and podium.Population do.")
     replay = agent.replay
@@ -60,21 +62,21 @@ def shared(agent: Agent, num_agents: int | None = None) -> Agent:
         return agent.init(key, spec_of_one(spec))
 
     def carry(spec: EnvSpec, num_envs: int) -> PyTree:
-        number = _number(spec)
-        return _unfold(agent.carry(spec_of_one(spec), num_envs * number), 0, number)
+        number = number_of(spec)
+        return unfold(agent.carry(spec_of_one(spec), num_envs * number), 0, number)
 
     def number_them(carry: PyTree, index: Array) -> PyTree:
         assert agent.number is not None
         number = jax.tree.leaves(carry)[0].shape[1]
         numbers = index[:, None] * number + jnp.arange(number)
-        return _unfold(agent.number(_fold(carry, 0), numbers.reshape(-1)), 0, number)
+        return unfold(agent.number(fold(carry, 0), numbers.reshape(-1)), 0, number)
 
     def act(keys: Key, params: PyTree, carry: PyTree, obs: PyTree, first: Array, greedy: bool) -> ActOutput:
         number = jax.tree.leaves(obs)[0].shape[1]
         each = jax.vmap(lambda key: jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(number)))(keys)
-        folded = _fold((each, carry, obs), 0)
+        folded = fold((each, carry, obs), 0)
         output = agent.act(folded[0], params, folded[1], folded[2], jnp.repeat(first, number), greedy)
-        return _unfold(output, 0, number)
+        return unfold(output, 0, number)
 
     def plan(key: Key, state: PyTree, trajectory: Trajectory) -> Plan:
         return agent.plan(key, state, _of_all(trajectory))
@@ -92,6 +94,7 @@ def shared(agent: Agent, num_agents: int | None = None) -> Agent:
         observe=observe,
         replay=replay,
         number=number_them if agent.number else None,
+        multi_agent=True,
         make=None if agent.make is None else functools.partial(_made, agent.make, num_agents),
     )
 
@@ -102,7 +105,7 @@ def spec_of_one(spec: EnvSpec) -> EnvSpec:
     Raises:
       ValueError: it has one agent.
     """
-    number = _number(spec)
+    number = number_of(spec)
 
     def one(leaf: ArraySpec | DiscreteSpec) -> ArraySpec | DiscreteSpec:
         if tuple(leaf.shape[:1]) != (number,):
@@ -123,7 +126,12 @@ def _bound_of_one(bound: Any, shape: tuple[int, ...]) -> Any:
     return bound[0] if jnp.ndim(bound) == len(shape) else bound
 
 
-def _number(spec: EnvSpec) -> int:
+def number_of(spec: EnvSpec) -> int:
+    """Return how many agents act together.
+
+    Raises:
+      ValueError: one acts alone.
+    """
     if spec.num_agents is None:
         raise ValueError(f"{spec.name} has one agent, and nothing to share; use the agent itself.")
     return spec.num_agents
@@ -132,7 +140,7 @@ def _number(spec: EnvSpec) -> int:
 def _of_all(trajectory: Trajectory) -> Trajectory:
     """Return [T, B * N, ...]: what happened to each agent."""
     number = trajectory.reward.shape[2]
-    rows, by_env = functools.partial(_fold, axis=1), functools.partial(_fold, axis=0)
+    rows, by_env = functools.partial(fold, axis=1), functools.partial(fold, axis=0)
     repeat: Any = lambda x, axis=1: None if x is None else jnp.repeat(x, number, axis=axis)
     valid, terminated = trajectory.valid, repeat(trajectory.terminated)
     if valid is not None and valid.ndim == 3:
@@ -173,11 +181,11 @@ def _made(make: Callable[[Any], Agent], num_agents: int | None, config: Any) -> 
     return shared(make(config), num_agents)
 
 
-def _fold(tree: PyTree, axis: int) -> PyTree:
+def fold(tree: PyTree, axis: int) -> PyTree:
     """Merge the axis of environments with that of agents behind it."""
     return jax.tree.map(lambda x: x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]), tree)
 
 
-def _unfold(tree: PyTree, axis: int, number: int) -> PyTree:
-    """Undo `_fold`."""
+def unfold(tree: PyTree, axis: int, number: int) -> PyTree:
+    """Undo `fold`."""
     return jax.tree.map(lambda x: x.reshape(*x.shape[:axis], -1, number, *x.shape[axis + 1 :]), tree)
