@@ -28,6 +28,7 @@ from podium.agents import (
     reppo,
     sac,
     td3,
+    vdn,
 )
 from podium.ranges import did_you_mean
 
@@ -52,6 +53,7 @@ __all__ = [
     "reppo",
     "sac",
     "td3",
+    "vdn",
 ]
 
 
@@ -86,6 +88,7 @@ _entries: dict[str, Entry] = {
     "reppo": Entry(reppo.make, reppo.Config, describe.of_reppo),
     "sac": Entry(sac.make, sac.Config, describe.of_sac),
     "td3": Entry(td3.make, td3.Config, describe.of_td3),
+    "vdn": Entry(vdn.make, vdn.Config, describe.of_dqn),
 }
 
 

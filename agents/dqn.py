@@ -175,8 +175,12 @@ def loss(config: Config, values: Values, batch: Batch) -> tuple[Array, Aux]:
       batch: n-step transitions.
     """
     next_value = action_values.select(values.next_target_value, bootstrap_action(config, values))
+    return td_loss(config, action_values.select(values.value, batch.action), next_value, batch)
+
+
+def td_loss(config: Config, value: Array, next_value: Array, batch: Batch) -> tuple[Array, Aux]:
+    """Return what `loss` does, of the values [N] of what was done, and [N] of what is bootstrapped from."""
     target = jax.lax.stop_gradient(batch.reward + batch.discount * next_value)
-    value = action_values.select(values.value, batch.action)
     td_error = target - value
     error = optax.huber_loss(td_error, delta=config.huber_delta)
     total, metrics = weighted_mean(batch, error, q_mean=value, td_error_abs=jnp.abs(td_error))

@@ -528,6 +528,26 @@ def _team() -> dict[str, Preset]:
 
 IPPO, MAPPO = _team(), _team()
 
+VDN: dict[str, Preset] = {
+    "spread": Preset(
+        "jaxmarl/MPE_simple_spread_v3",
+        "This project.",
+        {
+            "num_envs": 16,
+            "rollout_length": 4,
+            "num_steps": 1_000_000,
+            "learning_rate": 1e-3,
+            "gamma": 0.95,
+            "batch_size": 128,
+            "num_updates": 4,
+            "buffer_capacity": 100_000,
+            "min_replay_size": 5_000,
+            "target_update_period": 200,
+            "epsilon_decay_steps": 200_000,
+        },
+    )
+}
+
 _ALPHAZERO = {"num_envs": 256, "rollout_length": 16, "learning_rate": 1e-3, "eval_every": 100_000}
 
 ALPHAZERO: dict[str, Preset] = {
@@ -866,6 +886,7 @@ _TABLES: dict[str, tuple[dict[str, Preset], ...]] = {
     "reppo": (REPPO,),
     "sac": (SAC,),
     "td3": (TD3,),
+    "vdn": (VDN,),
 }
 
 
