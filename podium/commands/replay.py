@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -20,6 +19,7 @@ from podium.evaluate import Episodes, Policy, longest_episode
 from podium.files import write_atomic
 from podium.host import HostEnvFactory
 from podium.load import load_env
+from podium.pictures import gif
 from podium.runs import RunFolder
 
 
@@ -159,19 +159,12 @@ def write_gif(path: Path, env: Env, episodes: Sequence[Episode], fps: int = 30, 
       ValueError: the environment has no renderer, or `fps` or `max_frames` is out of range.
       OSError: the file cannot be written.
     """
-    from PIL import Image
-
     if env.render is None:
         raise ValueError(f"{env.spec.name} has no renderer.")
     _check_picture(fps, max_frames)
-    states = [state for episode in episodes for state in episode.states][:max_frames]
-    frames = [Image.fromarray(np.asarray(env.render(state))).quantize(64, dither=Image.Dither.NONE) for state in states]
-    data = io.BytesIO()
-    # GIF counts in hundredths of a second; pausing on the last frame shows how the episode ended.
-    durations = [round(100 / fps) * 10] * (len(frames) - 1) + [1000]
-    frames[0].save(data, "GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0)
-    write_atomic(path, data.getvalue())
-    return len(frames)
+    render, states = env.render, [state for episode in episodes for state in episode.states][:max_frames]
+    write_atomic(path, gif([render(state) for state in states], fps))
+    return len(states)
 
 
 def run(argv: Sequence[str]) -> int:

@@ -1,14 +1,16 @@
 """Judges of games of two in turn: matches, exact ones where a game is small, and ratings.
 
-`match` plays two policies in both seats, `round_robin` every two of a pool, and `elo` rates them. `versus` freezes an
-opponent in an environment for one. `lines_lost` plays every line of tic-tac-toe against a policy; `exploitability` is
-what a best response gains in Kuhn and Leduc poker. For Connect Four there are `alpha_beta`, a player that looks some
-plies ahead, and positions solved exactly (`positions`, `right_moves`, `Solver`). The games are `podium.envs.games`.
+`match` plays two policies in both seats, `film` shows a game of theirs, `round_robin` every two of a pool, and `elo`
+rates them. `versus` freezes an opponent in an environment for one. `lines_lost` plays every line of tic-tac-toe against
+a policy; `exploitability` is what a best response gains in Kuhn and Leduc poker. For Connect Four there are
+`alpha_beta`, a player that looks some plies ahead, and positions solved exactly (`positions`, `right_moves`, `Solver`).
+The games are `podium.envs.games`.
 """
 
 from podium.games.connect_four import Positions, Solver, alpha_beta, positions, right_moves
 from podium.games.elo import elo
 from podium.games.exploitability import exploitability, probabilities, value
+from podium.games.film import film
 from podium.games.lines import Lines, every_line, lines_lost
 from podium.games.match import Score, match, round_robin
 from podium.games.players import Player, as_player, uniform, uniform_probabilities
@@ -25,6 +27,7 @@ __all__ = [
     "elo",
     "every_line",
     "exploitability",
+    "film",
     "lines_lost",
     "match",
     "positions",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 from podium.env import Env
 from podium.games.players import Player, as_player, check_two_players
 from podium.ranges import check_positive
+from podium.types import PyTree
 
 
 class Score(NamedTuple):
@@ -46,7 +47,30 @@ def match(env: Env, policy_a: Any, policy_b: Any, games: int = 100, seed: int = 
     check_positive(games=games)
     if games % 2:
         raise ValueError(f"games={games} is odd, and each start is played in both seats; use {games + 1}.")
-    players = as_player(policy_a, greedy), as_player(policy_b, greedy)
+    gain, done = np.zeros(games), np.zeros(games, bool)
+    for ply in plies(env, (as_player(policy_a, greedy), as_player(policy_b, greedy)), games, seed):
+        gain += np.where(done, 0.0, ply.gain)
+        done |= ply.ended
+    return Score(int((gain > 0).sum()), int((gain == 0).sum()), int((gain < 0).sum()))
+
+
+class Moved(NamedTuple):
+    """Where many games stand after a ply: their states [B, ...], what the first player gained by it, and who is done.
+
+    `gain` [B] and `ended` [B] mean nothing in games that ended before.
+    """
+
+    state: PyTree
+    gain: np.ndarray
+    ended: np.ndarray
+
+
+def plies(env: Env, players: tuple[Player, Player], games: int, seed: int) -> Iterator[Moved]:
+    """Play games of two, in the first half of which the first player has the first seat; yield their start and plies.
+
+    Raises:
+      ValueError: a player cannot play it.
+    """
     for player in players:
         player.check(env.spec)
 
@@ -56,7 +80,8 @@ def match(env: Env, policy_a: Any, policy_b: Any, games: int = 100, seed: int = 
     step = jax.jit(jax.vmap(env.step))
     seat = np.repeat([0, 1], games // 2)
     carries = [player.carry(games) for player in players]
-    gain, done, met = np.zeros(games), np.zeros(games, bool), np.zeros((2, games), bool)
+    done, met = np.zeros(games, bool), np.zeros((2, games), bool)
+    yield Moved(state, np.zeros(games), done)
     for time in range(env.spec.max_episode_steps or 100_000):
         keys = jax.random.split(jax.random.fold_in(play_key, time), (3, games))
         moves_first = np.asarray(timestep.obs.player) == seat  # Whether the first of the two players is to move.
@@ -67,11 +92,10 @@ def match(env: Env, policy_a: Any, policy_b: Any, games: int = 100, seed: int = 
             action = np.where(moves, chosen, action)
             met[index] |= moves
         state, timestep = step(keys[2], state, jnp.asarray(action))
-        gain += np.where(done, 0.0, np.asarray(timestep.reward) * np.where(moves_first, 1, -1))
-        done |= np.asarray(timestep.last)
+        done = done | np.asarray(timestep.last)
+        yield Moved(state, np.asarray(timestep.reward) * np.where(moves_first, 1, -1), done)
         if done.all():
-            break
-    return Score(int((gain > 0).sum()), int((gain == 0).sum()), int((gain < 0).sum()))
+            return
 
 
 def _act(player: Player, keys: Any, carry: Any, obs: Any, first: np.ndarray, moves: np.ndarray) -> tuple[Any, Any]:

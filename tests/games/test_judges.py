@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import io
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image, ImageSequence
 
 from podium import envs, games, testing
 from podium.agent import ActOutput, Agent
@@ -52,6 +54,17 @@ def test_perfect_play_loses_no_line_and_poor_play_some():
     lines = games.every_line(TIC_TAC_TOE, PERFECT)
     assert lines.lost == 0 and lines.first.won > 0 and lines.second.won > 0
     assert games.lines_lost(TIC_TAC_TOE, first_legal) > 0
+
+
+def test_a_game_is_shown_from_its_start_to_its_end():
+    """Both take the first free square, so who began wins with the seventh: 0, 2, 4, 6 hold a diagonal."""
+    frames = [frame.copy() for frame in ImageSequence.Iterator(Image.open(io.BytesIO(
+        games.film(TIC_TAC_TOE, first_legal, first_legal))))]  # fmt: skip
+    assert len(frames) == 8 and frames[-1].info["duration"] == 1000
+    shown = [np.asarray(frame.convert("RGB")).astype(int) for frame in frames]
+    middles = lambda picture: picture.reshape(3, 24, 3, 24, 3)[:, 12, :, 12].reshape(9, 3)
+    stones = [[{True: "o", False: "x"}[bool(r > b)] if r < 240 else "." for r, g, b in middles(x)] for x in shown]
+    assert "".join(stones[0]) == "." * 9 and "".join(stones[-1]) == "oxoxoxo.."
 
 
 def test_an_illegal_move_loses_its_line():
