@@ -7,6 +7,7 @@ from podium.env import Env
 from podium.evaluate import Policy, evaluate
 from podium.host import HostEnv, HostEnvFactory
 from podium.launch import launch
+from podium.league import league
 from podium.load import load
 from podium.loop import NonFiniteError, Result
 from podium.placement import (
@@ -65,6 +66,7 @@ __all__ = [
     "evaluate",
     "games",
     "launch",
+    "league",
     "linear_range",
     "load",
     "log_range",

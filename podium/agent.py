@@ -151,6 +151,11 @@ class Agent(NamedTuple):
         traced (`podium.Population`); None where it cannot be.
       settings: where it is one algorithm with several settings (`podium.varied`), else None.
       multi_agent: whether it acts for all agents of an environment at once (`podium.multi`), and not for one.
+      evaluation: who plays in its place where it is evaluated, loaded or evolved: an agent of the same State, with an
+        `actor` of its own. For agents that act for more than themselves while they learn, such as for opponents; None
+        for itself.
+      check: `(EnvSpec, num_envs) -> None`: raises ValueError, a sentence, for an environment or a number of them that
+        it cannot learn from; asked before anything is traced. None where all will do.
     """
 
     init: Callable[[Key, EnvSpec], PyTree]
@@ -173,6 +178,13 @@ class Agent(NamedTuple):
     make: Callable[[Any], Agent] | None = None
     settings: Settings | None = None
     multi_agent: bool = False
+    evaluation: Any = None  # An Agent, which the type of a field cannot name here.
+    check: Callable[[EnvSpec, int], None] | None = None
+
+    @property
+    def evaluated(self) -> Agent:
+        """Return who plays where it is evaluated, loaded or evolved; itself where it has no `evaluation`."""
+        return self if self.evaluation is None else self.evaluation
 
     def bound(self, state: PyTree) -> Agent:
         """Return the agent with the numbers that are in its State; itself where it has no `settings`."""

@@ -22,14 +22,14 @@ class Evaluator:
     """Evaluates the current policy on a key stream of its own: the same at the same iteration, whatever went before."""
 
     def __init__(self, program: Program, env: Env | HostEnvFactory, schedule: Schedule, seed: int):
-        several = program.sizes.seeds > 1
-        self.actor = jax.jit(jax.vmap(program.agent.actor) if several else program.agent.actor)
+        several, agent = program.sizes.seeds > 1, program.agent.evaluated
+        self.actor = jax.jit(jax.vmap(agent.actor) if several else agent.actor)
         self._function: Any
         self._on_host = isinstance(env, HostEnvFactory)
         if isinstance(env, HostEnvFactory):
-            self._function = make_host_evaluator(program.agent, env, schedule.evaluation.episodes)
+            self._function = make_host_evaluator(agent, env, schedule.evaluation.episodes)
         else:
-            function = make_evaluator(program.agent, env, schedule.evaluation.episodes)
+            function = make_evaluator(agent, env, schedule.evaluation.episodes)
             # On one device whatever the mesh: the numbers must not depend on the number of devices.
             self._function = jax.jit(jax.vmap(function, in_axes=(None, 0, None, None)) if several else function)
         self._key = jax.random.fold_in(jax.random.key(seed), 0x65766C)

@@ -64,6 +64,7 @@ def load(
         checkpoints.close()
     if seeds > 1:
         state = jax.tree.map(lambda x: x[seed], state)
+    agent = agent.evaluated
     return Policy(agent, agent.actor(state), env.spec)
 
 

@@ -196,8 +196,8 @@ def _compile_beside(program: Program, evaluator: Evaluator, begin: Callable[[], 
 
 
 def _policies(program: Program, params: PyTree) -> Any:
-    params, spec = jax.device_get(params), program.env.spec
+    params, spec, agent = jax.device_get(params), program.env.spec, program.agent.evaluated
     if program.sizes.seeds == 1:
-        return Policy(program.agent, params, spec)
+        return Policy(agent, params, spec)
     pick: Callable[[int], PyTree] = lambda i: jax.tree.map(lambda x: x[i], params)
-    return [Policy(program.agent, pick(i), spec) for i in range(program.sizes.seeds)]
+    return [Policy(agent, pick(i), spec) for i in range(program.sizes.seeds)]

@@ -95,6 +95,14 @@ def varied(make: Callable[[Any], Agent], config: Any, settings: Sequence[Mapping
         mask = base.policy_mask(state.state)
         return Varied(dict.fromkeys(state.numbers, False), mask, False)  # type: ignore[arg-type]
 
+    evaluation: Agent | None = None
+    if base.evaluation is not None:
+        evaluated = lambda numbers: of(numbers).evaluation
+        evaluation = base.evaluation._replace(
+            actor=lambda state: Params(state.numbers, evaluated(state.numbers).actor(state.state)),
+            act=lambda keys, params, *given: evaluated(params.numbers).act(keys, params.params, *given),
+        )
+
     own: Agent = base._replace(
         init=lambda key, spec: init(key, spec, jnp.int32(0)),
         actor=actor,
@@ -105,6 +113,7 @@ def varied(make: Callable[[Any], Agent], config: Any, settings: Sequence[Mapping
         observe=observe,
         policy_mask=policy_mask if base.policy_mask else None,
         config=config,
+        evaluation=evaluation,
     )
 
     def bind(state: Varied) -> Agent:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podium import seats
 from podium.env import Env
 from podium.evaluate import Policy
 from podium.types import Array, EnvSpec, Key, PyTree, Seen
@@ -96,18 +97,7 @@ def uniform_probabilities(obs: Seen) -> np.ndarray:
 
 def check_two_players(env: Env, who: str) -> None:
     """Raise ValueError unless two play in turn and nobody resets the game between."""
-    obs = env.spec.obs
-    if not env.spec.turns or not isinstance(obs, Seen) or obs.player is None or obs.legal is None:
-        raise ValueError(
-            f"{who} needs a game of two players in turn, whose observations are podium.types.Seen with legal and "
-            f"player; env={env.spec.name} is none. podium/TicTacToe is one."
-        )
-    number = obs.player.num_values
-    if number != 2:
-        raise ValueError(
-            f"{who} counts what one wins as the other's loss, and env={env.spec.name} has {number} "
-            "players; it must have 2."
-        )
+    seats.check_two_players(env.spec, who)
     if env.resets_itself:
         raise ValueError(
             f"{who} needs to see how games end, and env={env.spec.name} resets itself; leave out auto_reset."

@@ -425,3 +425,5 @@ class Placement:
             )
         if not on_host and not self.takes_pure_envs:
             raise ValueError(f"{env.spec.name} is pure, and {name} takes environments on the CPU only; use Anakin.")
+        if agent.check is not None:
+            agent.check(env.spec, asked.num_envs)

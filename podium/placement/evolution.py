@@ -3,7 +3,8 @@
 Salimans et al. 2017, "Evolution Strategies as a Scalable Alternative to Reinforcement Learning". In a generation every
 member of the population plays with the parameters plus noise of its own; the noise, weighed by how the members ranked,
 is the direction of the step. Noise is drawn again from its seed wherever it is needed, on every device, so only the
-members' returns cross devices. Of the agent `init`, `actor`, `carry`, `act` and `policy_mask` are used.
+members' returns cross devices. Of the agent (`Agent.evaluation`, where it has one) `init`, `actor`, `carry`, `act` and
+`policy_mask` are used.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class Evolution(Placement):
     def strategy(self, agent: Agent, spec: EnvSpec) -> Strategy:
         """Return how the parameters of an agent are perturbed and moved."""
         return Strategy(
-            agent,
+            agent.evaluated,
             spec,
             sigma=self.sigma,
             learning_rate=self.learning_rate,
