@@ -5,6 +5,7 @@ from podium.agent import Agent
 from podium.devices import request_cpu_threads, request_devices
 from podium.env import Env
 from podium.evaluate import Policy, evaluate
+from podium.gated import gated
 from podium.host import HostEnv, HostEnvFactory
 from podium.launch import launch
 from podium.league import league
@@ -65,6 +66,7 @@ __all__ = [
     "envs",
     "evaluate",
     "games",
+    "gated",
     "launch",
     "league",
     "linear_range",

@@ -222,12 +222,7 @@ def league(
         weights = jnp.where(there, weigh(state.win_rate(), state.number), 0.0)
         weights = jnp.where(jnp.sum(weights) > 0, weights, there.astype(jnp.float32))
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.iterations)
-        point_key, order_key = jax.random.split(key)
-        upto = jnp.cumsum(weights)
-        points = (jnp.arange(size) + jax.random.uniform(point_key)) / size * upto[-1]
-        last = jnp.max(jnp.where(weights > 0, jnp.arange(size), 0))  # For a point that rounding puts behind the sum.
-        chosen = jnp.minimum(jnp.searchsorted(upto, points, side="right"), last)
-        return state._replace(opponents=jax.random.permutation(order_key, chosen).astype(jnp.int32))
+        return state._replace(opponents=seats.draw(key, weights, size))
 
     def policy_mask(state: State) -> State:
         assert agent.policy_mask is not None

@@ -127,6 +127,7 @@ def play(
     obs: Seen,
     first: Array,
     greedy: bool,
+    others_greedy: bool = False,
 ) -> ActOutput:
     """Let two policies of one agent act, each where it is to move; a memory moves with its policy's moves only.
 
@@ -142,13 +143,14 @@ def play(
       obs: [B, ...].
       first: bool [B].
       greedy: of both.
+      others_greedy: of the others, whatever `greedy` is.
     """
     fresh = first[:, None] | carry.waiting
     own = agent.act(keys, ours, carry.ours, obs, fresh[:, 0], greedy)
 
     def act(params: PyTree, rows: tuple[Any, ...]) -> tuple[Array, PyTree]:
         keys, memory, obs, first = rows
-        output = agent.act(keys, params, memory, obs, first, greedy)
+        output = agent.act(keys, params, memory, obs, first, greedy or others_greedy)
         return output.action, output.carry
 
     rows = keys, carry.theirs, obs, fresh[:, 1]
@@ -162,6 +164,19 @@ def play(
     return ActOutput(
         _where(mine, own.action, action), following, Extras(own.extras, mine, fresh[:, 0], against.astype(jnp.int32))
     )
+
+
+def draw(key: Key, weights: Array, count: int) -> Array:
+    """Draw `count` numbers, int32, of 0 to K - 1 by `weights` [K], by systematic sampling and in any order.
+
+    Each is drawn `count * weights / sum(weights)` times, rounded up or down, and so often on average.
+    """
+    point_key, order_key = jax.random.split(key)
+    upto = jnp.cumsum(weights)
+    points = (jnp.arange(count) + jax.random.uniform(point_key)) / count * upto[-1]
+    last = jnp.max(jnp.where(weights > 0, jnp.arange(len(weights)), 0))  # For a point that rounding puts behind all.
+    chosen = jnp.minimum(jnp.searchsorted(upto, points, side="right"), last)
+    return jax.random.permutation(order_key, chosen).astype(jnp.int32)
 
 
 def _in_groups(
