@@ -5,8 +5,8 @@
     python experiments/judges.py                             # all whose result is missing
     python experiments/judges.py --judge                     # judge again what is trained, in --runs
 
-A row is a `podium train` command with a preset, a run a seed. What the judge says goes to `results/games.json`, and as
-a table into `results/README.md`.
+A row is a `podium train` command with a preset, or a script beside this one that judges by itself; a run a seed. What
+the judge says goes to `results/games.json`, and as a table into `results/README.md`.
 """
 
 from __future__ import annotations
@@ -35,15 +35,19 @@ Judge = Callable[[podium.Policy], dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One agent in one game: `judged` is what counts of the judge's words, `bar` what is asked for."""
+    """One agent in one game: `judged` is what counts of the judge's words, `bar` what is asked for.
+
+    A row with a `script`, a file beside this one with its flags, has no preset and no judge: its `summary.json` says.
+    """
 
     agent: str
     env: str
     preset: str
-    judge: Judge
+    judge: Judge | None
     judged: str
     bar: str
     seeds: int = 4
+    script: str = ""
 
     @property
     def name(self) -> str:
@@ -94,6 +98,8 @@ ROWS = (
     Row("ppo", "podium/TicTacToe", "tic-tac-toe", every_line, "lines_lost", "0"),
     Row("alphazero", "podium/TicTacToe", "tic-tac-toe", every_line, "lines_lost", "0"),
     Row("ppo", "podium/Kuhn", "kuhn", exploited, "exploitability", "at most 0.06; uniform 0.458"),
+    Row("league ppo", "podium/TicTacToe", "", None, "lines_lost", "0", script="league.py --env podium/TicTacToe"),
+    Row("psro ppo", "podium/Kuhn", "", None, "exploitability", "at most 0.01", script="psro.py --env podium/Kuhn"),
     Row("ppo", "podium/Leduc", "leduc", exploited, "exploitability", "at most 0.5; uniform 2.37"),
     Row("alphazero", "podium/ConnectFour", "connect-four", against_alpha_beta, "won", "at least 0.85", seeds=2),
 )
@@ -139,19 +145,23 @@ def _main(argv: Sequence[str]) -> int:
 
 def _row(row: Row, flags: Flags) -> dict[str, Any]:
     seeds, command = [], f"podium train --agent {row.agent} --env {row.env} --preset {row.preset}"
+    if row.script:
+        command = f"python experiments/{row.script}"
     for seed in range(row.seeds):
-        folder = flags.runs / row.name.replace("/", "-") / f"seed-{seed}"
+        folder = flags.runs / row.name.replace("/", "-").replace(" ", "-") / f"seed-{seed}"
         finished = (folder / "summary.json").exists()
         if not finished and not flags.judge:
-            more = ["--seed", str(seed), "--run-dir", str(folder), "--no-progress", "--resume"]
-            resumed = more if (folder / "config.json").exists() else more[:-1]
-            subprocess.run([sys.executable, "-m", "podium", *command.split()[1:], *resumed], check=True)
+            more = ["--seed", str(seed), "--run-dir", str(folder)]
+            more += ["--resume"] * (folder / "config.json").exists()
+            script, *given = row.script.split() or ["-m podium", *command.split()[1:], "--no-progress"]
+            program = [str(Path(__file__).with_name(script))] if row.script else script.split()
+            subprocess.run([sys.executable, *program, *given, *more], check=True)
         summary = json.loads((folder / "summary.json").read_text())
-        judged = row.judge(podium.load(folder))
+        judged = {row.judged: summary[row.judged]} if row.judge is None else row.judge(podium.load(folder))
         seeds.append({"seed": seed, "steps": summary["env_steps"], "seconds": summary["wall_seconds"], **judged})
     return {
         "command": command,
-        "judge": row.judge.__name__,
+        "judge": row.script.split()[0] if row.judge is None else row.judge.__name__,
         row.judged: [each[row.judged] for each in seeds],
         "bar": row.bar,
         "seeds": seeds,

@@ -64,8 +64,8 @@ def load(
         checkpoints.close()
     if seeds > 1:
         state = jax.tree.map(lambda x: x[seed], state)
-    agent = agent.evaluated
-    return Policy(agent, agent.actor(state), env.spec)
+    played = agent.evaluated
+    return Policy(played, played.actor(state), env.spec)
 
 
 def load_env(folder: RunFolder) -> Env | HostEnvFactory:

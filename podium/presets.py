@@ -84,6 +84,18 @@ PPO: dict[str, Preset] = {
             "env_options": ("openings=4",),
         },
     ),
+    "connect-four": Preset(
+        "podium/ConnectFour",
+        "This project.",
+        {
+            **_SELF_PLAY,
+            "rollout_length": 64,
+            "num_steps": 2_000_000,
+            "entropy_coef": 0.02,
+            "hidden_sizes": (128, 128),
+            "env_options": ("openings=8",),
+        },
+    ),
     "kuhn": Preset(
         "podium/Kuhn",
         _POKER,

@@ -173,7 +173,7 @@ def pure(policy: Policy) -> Probabilities:
     """Return the probabilities [B, A], 0 and 1, of a policy's greedy play."""
 
     def of(obs: Seen) -> Any:
-        return jax.nn.one_hot(policy.act(obs)[0], obs.legal.shape[-1])  # type: ignore[union-attr]
+        return jax.nn.one_hot(policy.act(obs)[0], obs.legal.shape[-1])
 
     return of
 
@@ -247,7 +247,8 @@ def responding(agent: Agent, size: int, groups: int) -> Agent:
     def act(keys: Key, params: PyTree, carry: seats.Carry, obs: PyTree, first: Array, greedy: bool) -> ActOutput:
         number = carry.number
         mine, nobody = obs.player == seats.seat_of(number, groups), jnp.zeros_like(number)
-        return seats.play(agent, keys, *params, 2 * groups, mine, nobody, carry, obs, first, greedy, others_greedy=True)
+        ours, theirs = params
+        return seats.play(agent, keys, ours, theirs, 2 * groups, mine, nobody, carry, obs, first, greedy, True)
 
     def own(trajectory: Trajectory) -> Trajectory:
         number = trajectory.carry.number
