@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,30 +30,21 @@ from podium.networks import ActorCriticConfig, Network, policy_mask
 from podium.ops import optimizers, returns
 from podium.ops.counts import Count
 from podium.ops.statistics import count_valid, masked_means
-from podium.ranges import check_choice, check_fields, is_on
+from podium.ranges import check_fields
 from podium.replay import Batch
+from podium.search import Expand, Leaf, Root, SearchConfig, make_search
 from podium.seen import only_legal
 from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree, Seen, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(ActorCriticConfig):
+class Config(SearchConfig, ActorCriticConfig):
     """Hyperparameters of AlphaZero."""
 
     hidden_sizes: tuple[int, ...] = (128, 128)
     """Units of each hidden layer of policy and value."""
     activation: str = "relu"
     """Nonlinearity of hidden layers: tanh, relu, silu, gelu or elu."""
-    num_simulations: int = 32
-    """Positions that a search evaluates, 0 or more; 0 plays by the network alone."""
-    search: str = "gumbel"
-    """How actions are chosen: gumbel, or puct as in AlphaZero."""
-    max_considered_actions: int = 16
-    """Of gumbel, actions at the root that are searched, 2 or more."""
-    dirichlet_alpha: float = 0.3
-    """Of puct, concentration of the noise at the root, above 0: about 10 by the number of legal actions."""
-    dirichlet_fraction: float = 0.25
-    """Of puct, share of that noise, 0 to 1."""
     learning_rate: float = 1e-3
     """AdamW's step size, above 0."""
     weight_decay: float = 1e-4
@@ -85,13 +75,6 @@ class State(NamedTuple):
     env_steps: Count
 
 
-class Searched(NamedTuple):
-    """What a search left: its policy [B, A], and the value [B] of the position to who is to move."""
-
-    policy: Array
-    value: Array
-
-
 def make(config: Config = Config(), model: Env | None = None, network: Network | None = None) -> Agent:
     """Make an AlphaZero agent.
 
@@ -114,12 +97,9 @@ def make(config: Config = Config(), model: Env | None = None, network: Network |
     network = config.network() if network is None else network
     if network.recurrent:
         raise ValueError("network has memory, and positions of a search have no past; use memory='none'.")
-    search = _searcher(config, model, network) if config.num_simulations else None
+    search = make_search(config, _expansion(config, model, network), rescale_values=False, agent="alphazero")
     buffer = replay.uniform(config.buffer_capacity, config.batch_size, config.num_updates, config.min_replay_size)
-    clip = optax.clip_by_global_norm(config.max_grad_norm) if is_on(config.max_grad_norm) else optax.identity()
-    optimizer = optimizers.flatten(
-        optax.chain(clip, optax.adamw(config.learning_rate, weight_decay=config.weight_decay))
-    )
+    optimizer = optimizers.adamw(config.learning_rate, config.weight_decay, config.max_grad_norm)
 
     def init(key: Key, spec: EnvSpec) -> State:
         _check_game(spec, model.spec)
@@ -128,10 +108,8 @@ def make(config: Config = Config(), model: Env | None = None, network: Network |
 
     def act(keys: Key, params: PyTree, memory: PyTree, obs: Seen, first: Array, greedy: bool) -> ActOutput:
         output, _ = network.apply(params, memory, obs, first)
-        if search is None:
-            action = output.policy.mode() if greedy else output.policy.sample(keys)
-            return ActOutput(action, memory, Searched(jax.nn.softmax(output.policy.logits), output.value))
-        action, searched = search(keys, params, obs, output, greedy)
+        root = Root(output.policy.logits, output.value, obs.rules, obs.legal)
+        action, searched = search(keys, params, root, greedy)
         return ActOutput(action, memory, searched)
 
     def plan(key: Key, state: State, trajectory: Trajectory) -> Plan:
@@ -193,60 +171,17 @@ def _position(obs: Seen) -> Seen:
     return Seen(obs.view, obs.legal)
 
 
-def _searcher(config: Config, model: Env, network: Network) -> Any:
-    """Return `(keys, params, obs, output, greedy) -> (action, Searched)`: one search an environment."""
-    mctx = _library()
+def _expansion(config: Config, model: Env, network: Network) -> Expand:
+    """Return what plays one action by the rules, in a batch of one position."""
 
-    def evaluate(params: PyTree, obs: Seen) -> tuple[Array, Array]:
-        output, _ = network.apply(params, (), obs, jnp.zeros(1, bool))
-        return only_legal(output.policy.logits, obs), output.value
-
-    def expand(params: PyTree, key: Key, action: Array, state: PyTree) -> tuple[Any, PyTree]:
-        """Play one action in a batch of one position."""
+    def expand(params: PyTree, key: Key, action: Array, state: PyTree) -> tuple[Leaf, PyTree]:
         state, timestep = jax.vmap(model.step)(jax.random.split(key, 1), state, action)
-        logits, value = evaluate(params, timestep.obs)
+        output, _ = network.apply(params, (), timestep.obs, jnp.zeros(1, bool))
         discount = config.gamma * (1.0 - timestep.terminated)
         turned = discount if timestep.turn is None else discount * timestep.turn
-        found = {"reward": timestep.reward, "discount": turned, "prior_logits": logits, "value": value}
-        return mctx.RecurrentFnOutput(**found), state
+        return Leaf(timestep.reward, turned, only_legal(output.policy.logits, timestep.obs), output.value), state
 
-    def search(key: Key, params: PyTree, obs: Seen, logits: Array, value: Array, greedy: bool) -> Any:
-        root = mctx.RootFnOutput(prior_logits=logits, value=value, embedding=obs.rules)
-        illegal = None if obs.legal is None else ~obs.legal
-        what = params, key, root, expand, config.num_simulations, illegal
-        if config.search == "gumbel":
-            scale = functools.partial(mctx.qtransform_completed_by_mix_value, rescale_values=False)
-            found = mctx.gumbel_muzero_policy(
-                *what,
-                qtransform=scale,
-                max_num_considered_actions=config.max_considered_actions,
-                gumbel_scale=0.0 if greedy else 1.0,
-            )
-        else:
-            quiet = (
-                {"dirichlet_fraction": 0.0, "temperature": 0.0}
-                if greedy
-                else {"dirichlet_fraction": config.dirichlet_fraction}
-            )
-            found = mctx.muzero_policy(*what, dirichlet_alpha=config.dirichlet_alpha, **quiet)
-        return found.action[0], Searched(found.action_weights[0], found.search_tree.summary().value[0])
-
-    def search_all(keys: Key, params: PyTree, obs: Seen, output: Any, greedy: bool) -> tuple[Array, Searched]:
-        def one(key: Key, position: tuple[Seen, Array, Array]) -> tuple[Array, Searched]:
-            obs, logits, value = jax.tree.map(lambda x: x[None], position)
-            return search(key, params, obs, logits, value, greedy)
-
-        action, searched = jax.vmap(one)(keys, (obs, output.policy.logits, output.value))
-        return action.astype(jnp.int32), searched
-
-    return search_all
-
-
-def _library() -> Any:
-    try:
-        return importlib.import_module("mctx")
-    except ImportError as error:
-        raise ValueError('alphazero searches by mctx, which is not installed: pip install "podium[games]".') from error
+    return expand
 
 
 def _check_game(spec: EnvSpec, model: EnvSpec) -> None:
@@ -266,10 +201,7 @@ def _check_game(spec: EnvSpec, model: EnvSpec) -> None:
 def _check(config: Config) -> None:
     check_fields(
         config,
-        positive=("learning_rate", "dirichlet_alpha"),
+        positive=("learning_rate",),
         not_negative=("weight_decay", "max_grad_norm", "value_coef"),
-        fractions=("gamma", "td_lambda", "dirichlet_fraction"),
-        naturals=("num_simulations",),
-        counts=("max_considered_actions",),
+        fractions=("gamma", "td_lambda"),
     )
-    check_choice("search", config.search, ("gumbel", "puct"))

@@ -238,7 +238,8 @@ def make_cell(memory: str, memory_size: int) -> Cell | None:
     return GRU(memory_size) if memory == "gru" else LSTM(memory_size)
 
 
-def _linear(key: Key, inputs: int, outputs: int, scale: float) -> PyTree:
+def init_linear(key: Key, inputs: int, outputs: int, scale: float) -> PyTree:
+    """Return parameters of a linear head: an orthogonal kernel of this gain, and zeros."""
     kernel = nn.initializers.orthogonal(scale)(key, (inputs, outputs), jnp.float32)
     return {"kernel": kernel, "bias": jnp.zeros(outputs, jnp.float32)}
 
@@ -273,14 +274,14 @@ def init_policy(key: Key, inputs: int, spec: EnvSpec, squash: bool = False) -> P
     bounds = {"bounds": Bounds.of(spec, "squash=True needs", "leave squash out")} if squash else {}
     check_one_action(spec)
     if isinstance(spec.action, DiscreteSpec):
-        return _linear(key, inputs, spec.action.num_values, 0.01)
+        return init_linear(key, inputs, spec.action.num_values, 0.01)
     if len(spec.action.shape) != 1:
         raise ValueError(
             f"the actions of {spec.name} have shape {spec.action.shape}; policies here need a vector (A,); "
             "reshape them in the environment."
         )
     size = spec.action.shape[0]
-    return {**_linear(key, inputs, size, 0.01), "log_std": jnp.zeros(size, jnp.float32), **bounds}
+    return {**init_linear(key, inputs, size, 0.01), "log_std": jnp.zeros(size, jnp.float32), **bounds}
 
 
 def check_one_action(spec: EnvSpec) -> None:
@@ -391,7 +392,7 @@ def _two_torso_actor_critic(torso: Torso, critic: Torso, squash: bool) -> Networ
             "actor": torso.init(actor_key, spec),
             "critic": critic.init(critic_key, spec),
             "policy": init_policy(policy_key, torso.width, spec, squash),
-            "value": _linear(value_key, critic.width, 1, 1.0),
+            "value": init_linear(value_key, critic.width, 1, 1.0),
         }
 
     def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> ActorCritic:
@@ -412,7 +413,7 @@ def _shared_actor_critic(torso: Torso, squash: bool, cell: Cell | None = None) -
         return {
             **params,
             "policy": init_policy(policy_key, width, spec, squash),
-            "value": _linear(value_key, width, 1, 1.0),
+            "value": init_linear(value_key, width, 1, 1.0),
         }
 
     def heads(params: PyTree, x: Array, obs: PyTree) -> ActorCritic:
@@ -570,7 +571,7 @@ def q_network(
 
     def linear(key: Key, inputs: int, outputs: int) -> PyTree:
         std = {} if noisy_std is None else noisy.init_std(inputs, outputs, noisy_std)
-        return {**_linear(key, inputs, outputs, 1.0), **std}
+        return {**init_linear(key, inputs, outputs, 1.0), **std}
 
     def heads(params: PyTree, x: Array, obs: PyTree) -> Array:
         outputs, axis = apply_linear(params["advantage"], x), -1

@@ -64,6 +64,15 @@ class Support(NamedTuple):
         share = jnp.maximum(0.0, 1.0 - jnp.abs(position[..., None, :] - jnp.arange(self.num_atoms)[:, None]))
         return jnp.einsum("...j,...ij->...i", probs, share, precision=jax.lax.Precision.HIGHEST)
 
+    def two_hot(self, value: Array) -> Array:
+        """Return probabilities [..., Z] whose mean is `value` [...]: of its two neighbours, or of the nearest end.
+
+        >>> Support(-1.0, 1.0, 5).two_hot(jnp.array(0.125)).tolist()
+        [0.0, 0.0, 0.75, 0.25, 0.0]
+        """
+        position = (jnp.clip(value, self.low, self.high) - self.low) / self.width()
+        return jnp.maximum(0.0, 1.0 - jnp.abs(position[..., None] - jnp.arange(self.num_atoms)))
+
     def outside(self, probs: Array, reward: Array, discount: Array) -> Array:
         """Return how much of the mass [...] `project` finds beyond the ends, 0 to 1, and leaves at them."""
         moved = self._moved(reward, discount)

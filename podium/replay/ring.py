@@ -20,7 +20,7 @@ class Transition(NamedTuple):
     """One step as it is stored; see `podium.types.Trajectory` for the meaning of each field."""
 
     obs: PyTree
-    action: Array
+    action: PyTree
     reward: Array
     terminated: Array
     truncated: Array

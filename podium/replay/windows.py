@@ -37,7 +37,7 @@ class Windows(NamedTuple):
     """
 
     obs: PyTree
-    action: Array
+    action: PyTree
     reward: Array
     terminated: Array
     truncated: Array
