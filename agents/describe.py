@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from podium.agents import a2c, alphazero, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo, sac, td3
+from podium.agents import a2c, alphazero, apex, dqn, impala, muzero, ppo, pqn, r2d2, rainbow, reppo, sac, td3
 from podium.networks import ActorCriticConfig
+from podium.search import SearchConfig
 
 
 def of_ppo(config: ppo.Config, num_envs: int, rollout_length: int) -> Mapping[str, str]:
@@ -103,13 +104,24 @@ def of_rainbow(config: rainbow.Config, num_envs: int, rollout_length: int) -> Ma
 
 def of_alphazero(config: alphazero.Config, num_envs: int, rollout_length: int) -> Mapping[str, str]:
     """Describe AlphaZero's search, and what it learns from."""
-    noise = f", {config.max_considered_actions} actions at the root" if config.search == "gumbel" else ""
-    what = f"{config.search}, {config.num_simulations} simulations{noise}"
     held = config.buffer_capacity // (num_envs * rollout_length) * num_envs * rollout_length
     return {
         "learning rate": f"{config.learning_rate:g}, adamw",
-        "search": what if config.num_simulations else "none: moves by the network alone",
+        "search": _search(config),
         "learning": f"{config.num_updates} minibatches of {config.batch_size} positions an iteration, of {held:,} held",
+    }
+
+
+def of_muzero(config: muzero.Config, num_envs: int, rollout_length: int) -> Mapping[str, str]:
+    """Describe MuZero's search, its model, and what it learns from."""
+    held = config.buffer_capacity // (num_envs * rollout_length) * num_envs * rollout_length
+    return {
+        "learning rate": f"{config.learning_rate:g}, adamw",
+        "search": _search(config),
+        "model": f"states of {config.state_size} numbers, unrolled {config.unroll_steps} steps",
+        "values": f"{config.value_min:g} to {config.value_max:g}, in {config.num_bins} atoms",
+        "learning": f"{config.num_updates} minibatches of {config.batch_size} windows of "
+        f"{config.unroll_steps + config.td_steps} steps an iteration, of {held:,} steps held",
     }
 
 
@@ -147,6 +159,13 @@ def of_any(config: Any, num_envs: int, rollout_length: int) -> Mapping[str, str]
         if getattr(config, field.name) != field.default
     ]
     return {"batch": f"{num_envs * rollout_length:,} steps", "settings": " ".join(changed) or "as the agent's Config"}
+
+
+def _search(config: SearchConfig) -> str:
+    if not config.num_simulations:
+        return "none: acts by the network alone"
+    noise = f", {config.max_considered_actions} actions at the root" if config.search == "gumbel" else ""
+    return f"{config.search}, {config.num_simulations} simulations{noise}"
 
 
 def _rate(rate: float, optimizer: str, anneal_steps: int) -> str:

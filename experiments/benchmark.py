@@ -6,6 +6,7 @@ python experiments/benchmark.py solve --env CartPole-v1 --threshold 475
 python experiments/benchmark.py sebulba --env Pong-v5 --network negligible
 python experiments/benchmark.py central --num-envs 64
 python experiments/benchmark.py replay --env Pong-v5 --capacity 1000000
+python experiments/benchmark.py search --env podium/ConnectFour
 python experiments/benchmark.py sac --buffer-capacity 1000000
 python experiments/benchmark.py atari --game Pong --num-envs 1024 --mode emulate
 python experiments/benchmark.py env --env CartPole-v1 --num-envs 1024
@@ -38,6 +39,7 @@ import jax.numpy as jnp
 import machine
 import replay_rate
 import sac_rate
+import search_rate
 import sebulba_rate
 import sweep_rate
 import tyro
@@ -377,6 +379,12 @@ def replay(flags: replay_rate.ReplayFlags) -> dict[str, Any]:
     return {**replay_rate.measure(flags), **_circumstances()}
 
 
+def search(flags: search_rate.SearchFlags) -> dict[str, Any]:
+    """Measure searches beside mctx's own; see `search_rate.SearchFlags`."""
+    _check_positive(flags, "num_simulations", "num_envs", "searches", "repeats")
+    return {**search_rate.measure(flags), **_circumstances()}
+
+
 def sweep(flags: sweep_rate.SweepFlags) -> dict[str, Any]:
     """Measure a sweep in one program beside other ways; see `sweep_rate.SweepFlags`."""
     names = ("settings", "seeds", "num_steps", "num_envs", "rollout_length", "num_epochs", "num_minibatches", "rounds")
@@ -511,6 +519,7 @@ def _main(argv: Sequence[str]) -> int:
         | Annotated[evolution_rate.EvolutionFlags, tyro.conf.subcommand("evolution")]
         | Annotated[sac_rate.SacFlags, tyro.conf.subcommand("sac")]
         | Annotated[sweep_rate.SweepFlags, tyro.conf.subcommand("sweep")]
+        | Annotated[search_rate.SearchFlags, tyro.conf.subcommand("search")]
         | Annotated[replay_rate.ReplayFlags, tyro.conf.subcommand("replay")]
         | Annotated[atari_rate.AtariFlags, tyro.conf.subcommand("atari")]
         | Annotated[EnvFlags, tyro.conf.subcommand("env")]
@@ -530,6 +539,7 @@ def _main(argv: Sequence[str]) -> int:
         evolution_rate.EvolutionFlags: evolution,
         sac_rate.SacFlags: sac_beside_rejax,
         sweep_rate.SweepFlags: sweep,
+        search_rate.SearchFlags: search,
         replay_rate.ReplayFlags: replay,
         atari_rate.AtariFlags: atari,
         EnvFlags: env_bound,

@@ -130,6 +130,8 @@ def _blind(value: float) -> Published:
 
 _SPREAD = "Mean return an agent over MPE's 26 steps; random play: -28.0."
 
+_SEARCHES = "Evaluations search as acting does, without noise."
+
 _FLICKER = "Half of the frames are blank (Hausknecht and Stone 2015). No published figure is of MinAtar."
 
 
@@ -206,6 +208,8 @@ ROWS: tuple[Row, ...] = (
     Row("rainbow", "Asterix-MinAtar", "asterix-minatar"),
     Row("ippo", "jaxmarl/MPE_simple_spread_v3", "spread", remark=_SPREAD),
     Row("mappo", "jaxmarl/MPE_simple_spread_v3", "spread", remark=_SPREAD),
+    Row("muzero", "CartPole-v1", "cartpole", published=_optimum(500), seeds=4, remark=_SEARCHES),
+    Row("muzero", "Breakout-MinAtar", "breakout-minatar", seeds=2, remark=_SEARCHES),
     Row("apex", "CartPole-v1", "cartpole", published=_optimum(500)),
     Row("apex", "podium/Catch", "catch", published=_optimum(1)),
     Row("dqn", "podium/RepeatFirst", "repeat-first", published=_blind(1 / 3)),

@@ -22,7 +22,7 @@ from typing import Any
 
 import podium
 from podium import envs, games
-from podium.agents import alphazero
+from podium.agents import alphazero, muzero
 from podium.commands.console import guard, read_flags
 from podium.files import write_atomic, write_json
 
@@ -57,11 +57,12 @@ class Row:
 
 def alone(policy: podium.Policy) -> podium.Policy:
     """Return the network's policy, without a search."""
-    if not isinstance(policy.agent.config, alphazero.Config):
+    config = policy.agent.config
+    if not isinstance(config, alphazero.Config | muzero.Config):
         return policy
     model = envs.make_pure(policy.spec.name, rules=True)
-    config = dataclasses.replace(policy.agent.config, num_simulations=0)
-    return dataclasses.replace(policy, agent=alphazero.make(config, model=model))
+    agent = podium.agents.maker(policy.agent.name, model)(dataclasses.replace(config, num_simulations=0))
+    return dataclasses.replace(policy, agent=agent)
 
 
 def every_line(policy: podium.Policy) -> dict[str, Any]:
@@ -97,6 +98,7 @@ def against_alpha_beta(policy: podium.Policy, simulations: int = 128, number: in
 ROWS = (
     Row("ppo", "podium/TicTacToe", "tic-tac-toe", every_line, "lines_lost", "0"),
     Row("alphazero", "podium/TicTacToe", "tic-tac-toe", every_line, "lines_lost", "0"),
+    Row("muzero", "podium/TicTacToe", "tic-tac-toe", every_line, "lines_lost", "none"),
     Row("ppo", "podium/Kuhn", "kuhn", exploited, "exploitability", "at most 0.06; uniform 0.458"),
     Row("league ppo", "podium/TicTacToe", "", None, "lines_lost", "0", script="league.py --env podium/TicTacToe"),
     Row("psro ppo", "podium/Kuhn", "", None, "exploitability", "at most 0.01", script="psro.py --env podium/Kuhn"),

@@ -141,14 +141,14 @@ def test_a_refused_command_says_why_in_one_sentence(
         (["--sigma", "1"], "--sigma is no flag of the placement anakin; evolution has it."),
         (
             ["--batch-size=3"],
-            "of the agent ppo or the placement anakin; alphazero, apex, dqn, r2d2, rainbow, sac, td3 and "
-            "vdn and central_inference have it.",
+            "of the agent ppo or the placement anakin; alphazero, apex, dqn, muzero, r2d2, rainbow, sac, "
+            "td3 and vdn and central_inference have it.",
         ),
         (["--agent", "dqn", "--gae-lambda", "1"], "--gae-lambda is no flag of the agent dqn; a2c"),
         (
             ["--agent.buffer-capacity", "8"],
-            "--agent.buffer-capacity is no flag of the agent ppo; alphazero, apex, dqn, r2d2, rainbow, sac, td3 and "
-            "vdn have it.",
+            "--agent.buffer-capacity is no flag of the agent ppo; alphazero, apex, dqn, muzero, r2d2, rainbow, sac, "
+            "td3 and vdn have it.",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -173,12 +173,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "td3": {"batch_size": 16, "buffer_capacity": 512, "min_replay_size": 100, "updates_per_step": 3 / 64},
 }
 CONTINUOUS = ("reppo", "sac", "td3")
-ELSEWHERE = (
-    "alphazero",
-    "ippo",
-    "mappo",
-    "vdn",
-)  # tests/agents/test_alphazero.py and test_vdn.py, tests/test_multi.py.
+# tests/agents/test_alphazero.py, test_muzero.py and test_vdn.py, tests/test_multi.py.
+ELSEWHERE = ("alphazero", "ippo", "mappo", "muzero", "vdn")
 NAMES = [name for name in agents.names() if name not in ELSEWHERE]
 MEMORIES = [("ppo", "gru"), ("a2c", "lstm"), ("impala", "gru"), ("pqn", "gru")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import dqn_anakin
 import impala_anakin
 import impala_sebulba
 import jax
+import muzero_anakin
 import ppo_anakin
 import ppo_atari_anakin
 import ppo_sebulba
@@ -34,7 +36,7 @@ import td3_anakin
 
 import podium
 from podium import presets
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, muzero, ppo, pqn, r2d2, rainbow, reppo, sac, td3
 from podium.checkpoint import CheckpointError
 from podium.commands import cache
 from podium.commands.console import REFUSED, guard, read_options
@@ -57,6 +59,8 @@ OTHERS = {
     "impala on the CPU": (impala_sebulba, impala, presets.IMPALA_SEBULBA),
     "apex by workers": (apex_distributed, apex, presets.APEX),
 }
+if importlib.util.find_spec("mctx"):  # Of the extra `games`.
+    OTHERS["muzero"] = (muzero_anakin, muzero, presets.MUZERO)
 ALL = {**SCRIPTS, **OTHERS}
 TINY = ["--env", "podium/Catch", "--preset", "none", "--devices", "1", "--no-progress", "--no-compilation-cache"]
 

@@ -1,0 +1,21 @@
+"""Train MuZero under Anakin: search in a learnt model, replay of windows and updates in one program on every device.
+
+python experiments/muzero_anakin.py --env CartPole-v1
+python experiments/muzero_anakin.py --env podium/TicTacToe --num-simulations 32
+
+The same as `podium train --agent muzero --placement anakin`, which takes the same flags. Evaluations search too,
+without noise; of the network alone they are with `--num-simulations 0`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from podium import presets
+from podium.commands.scripts import Script
+
+SCRIPT = Script("muzero", "anakin", presets.MUZERO, defaults={"num_envs": 32})
+main = SCRIPT.main
+
+if __name__ == "__main__":
+    sys.exit(main())
