@@ -29,14 +29,12 @@ import optax
 
 from podium import replay
 from podium.agent import ActOutput, Agent, Aux, Plan
-from podium.models import Model, ModelConfig, Moved, Prediction
-from podium.networks import sum_once
+from podium.models import Model, ModelConfig, unrolled
 from podium.ops import optimizers, returns
-from podium.ops.categorical import Support, cross_entropy
+from podium.ops.categorical import RescaledSupport, cross_entropy
 from podium.ops.counts import Count
-from podium.ops.rescaling import rescale, unrescale
-from podium.ops.statistics import count_valid, masked_mean, masked_means
-from podium.ranges import check_fields, is_traced
+from podium.ops.statistics import count_valid, masked_means
+from podium.ranges import check_atoms, check_fields
 from podium.replay import Windows
 from podium.search import Leaf, Root, SearchConfig, make_search
 from podium.seen import legal_of, only_legal, view_of
@@ -168,6 +166,7 @@ def make(config: Config = Config(), model: Model | None = None) -> Agent:
     _check(config)
     again = functools.partial(make, model=model)
     learnt = config.model() if model is None else model
+    atoms = RescaledSupport(config.value_min, config.value_max, config.num_bins)
     length, steps = config.unroll_steps + config.td_steps, config.unroll_steps
     buffer = replay.sequences(
         config.buffer_capacity,
@@ -182,41 +181,17 @@ def make(config: Config = Config(), model: Model | None = None) -> Agent:
     )
     optimizer = optimizers.adamw(config.learning_rate, config.weight_decay, config.max_grad_norm)
 
-    def support() -> Support:
-        low, high = (rescale(jnp.float32(x)) for x in (config.value_min, config.value_max))
-        return Support(low, high, config.num_bins)  # type: ignore[arg-type]  # They may be traced.
-
-    def number(logits: Array) -> Array:
-        return unrescale(support().mean(logits))
-
-    def distance(logits: Array, target: Array) -> Array:
-        return cross_entropy(support().two_hot(rescale(target)), logits)
-
     def value_of(params: PyTree, obs: PyTree) -> Array:
-        return number(learnt.predict(params, learnt.represent(params, obs)).value)
+        return atoms.mean(learnt.predict(params, learnt.represent(params, obs)).value)
 
     def expand(params: PyTree, key: Key, action: Array, state: PyTree) -> tuple[Leaf, PyTree]:
         moved = learnt.move(params, state, action)
         predicted = learnt.predict(params, moved.state)
         sign = jnp.ones(action.shape) if moved.turn is None else jnp.where(moved.turn > 0, -1.0, 1.0)
-        return Leaf(number(moved.reward), config.gamma * sign, predicted.policy, number(predicted.value)), moved.state
+        reward, value = atoms.mean(moved.reward), atoms.mean(predicted.value)
+        return Leaf(reward, config.gamma * sign, predicted.policy, value), moved.state
 
     search = make_search(config, expand, config.rescale_search, "muzero")
-
-    @sum_once
-    def unroll(params: PyTree, memory: PyTree, inputs: PyTree, first: Array) -> tuple[Prediction, Moved]:
-        """Return predictions [N, K + 1, ...] and moves [N, K, ...] of `inputs`, obs [N, ...] and actions [N, K]."""
-        obs, actions = inputs
-        state, moves = learnt.represent(params, obs), []
-        predictions = [learnt.predict(params, state)]
-        for k in range(steps):
-            # Half of the gradient at the start of the dynamics, that of the representation would else grow with K.
-            halved = 0.5 * state + jax.lax.stop_gradient(0.5 * state)
-            moves.append(learnt.move(params, halved, actions[:, k]))
-            state = moves[-1].state
-            predictions.append(learnt.predict(params, state))
-        stack = lambda trees: jax.tree.map(lambda *x: jnp.stack(x, axis=1), *trees)
-        return stack(predictions), stack(moves)
 
     def init(key: Key, spec: EnvSpec) -> State:
         params = learnt.init(key, spec)
@@ -225,7 +200,7 @@ def make(config: Config = Config(), model: Model | None = None) -> Agent:
     def act(keys: Key, params: PyTree, memory: PyTree, obs: PyTree, first: Array, greedy: bool) -> ActOutput:
         state = learnt.represent(params, obs)
         predicted = learnt.predict(params, state)
-        root = Root(only_legal(predicted.policy, obs), number(predicted.value), state, legal_of(obs))
+        root = Root(only_legal(predicted.policy, obs), atoms.mean(predicted.value), state, legal_of(obs))
         action, searched = search(keys, params, root, greedy)
         return ActOutput(action, memory, searched)
 
@@ -238,10 +213,9 @@ def make(config: Config = Config(), model: Model | None = None) -> Agent:
     def grad(key: Key, state: State, windows: Windows) -> tuple[PyTree, Aux]:
         targets = make_targets(config, windows, functools.partial(value_of, state.params))
         alive, counted = targets.alive, targets.counted
-        played = windows.action.action[:, :steps]
-        # Behind the end of an episode any action leads nowhere.
-        other = jax.random.randint(key, played.shape, 0, targets.policy.shape[-1])
-        actions = jnp.where(alive[:, :steps], played, other)
+        # Behind the end of an episode they are those of the next one. Random ones could be told from what is played, and
+        # the model would take what the policy rarely chooses for the end.
+        actions = windows.action.action[:, :steps]
         obs = jax.tree.map(lambda x: x[:, 0], windows.obs)
 
         def over_positions(loss: Array, which: Array) -> Array:
@@ -250,35 +224,33 @@ def make(config: Config = Config(), model: Model | None = None) -> Agent:
             return jnp.sum(jnp.where(which, loss, 0.0) * weight, axis=1)
 
         def objective(params: PyTree) -> tuple[Array, Aux]:
-            predicted, moved = unroll(params, (), (obs, actions), jnp.zeros(windows.weight.shape, bool))
+            predicted, moved = unrolled(learnt, params, obs, actions)
             policy_loss = cross_entropy(targets.policy, predicted.policy)
+            reward_loss = atoms.cross_entropy(moved.reward, targets.reward[:, :steps])
             rows = {
                 "policy_loss": over_positions(policy_loss, alive),
-                "value_loss": over_positions(distance(predicted.value, targets.value), counted),
-                "reward_loss": over_positions(distance(moved.reward, targets.reward[:, :steps]), counted[:, :steps]),
+                "value_loss": over_positions(atoms.cross_entropy(predicted.value, targets.value), counted),
+                "reward_loss": over_positions(reward_loss, counted[:, :steps]),
             }
             if moved.turn is not None and windows.turn is not None:
                 theirs = (windows.turn[:, :steps] < 0).astype(jnp.float32)
                 goes_on = alive[:, :steps] & ~windows.terminated[:, :steps]
                 turn_loss = optax.sigmoid_binary_cross_entropy(moved.turn, theirs)
                 rows["turn_loss"] = over_positions(turn_loss, goes_on)
-            weighted = {name: windows.weight * row for name, row in rows.items()}
-            means = masked_means(counted[:, 0] & (windows.weight > 0), **weighted)
-            loss = sum(means.values()) + (config.value_coef - 1.0) * means["value_loss"]
-            value_error = jnp.abs(number(predicted.value) - targets.value)
-            reward_error = jnp.abs(number(moved.reward) - targets.reward[:, :steps])
-            outside = (targets.value < config.value_min) | (targets.value > config.value_max)
-            metrics = {
-                **means,
-                "loss": loss,
-                "value_error": masked_mean(value_error[:, 0], counted[:, 0]),
-                "unrolled_value_error": masked_mean(value_error[:, -1], counted[:, -1]),
-                "reward_error": masked_mean(reward_error, counted[:, :steps]),
-                "target": masked_mean(targets.value, alive),
-                "target_outside": masked_mean(outside.astype(jnp.float32), alive),
-                "search_entropy": masked_mean(jnp.sum(jax.scipy.special.entr(targets.policy), axis=-1), alive),
-            }
-            return loss, Aux(metrics, jnp.where(counted[:, 0], value_error[:, 0], 0.0))
+            value_error = jnp.where(counted, jnp.abs(atoms.mean(predicted.value) - targets.value), 0.0)
+            means = masked_means(
+                counted[:, 0] & (windows.weight > 0),
+                **{name: windows.weight * row for name, row in rows.items()},
+                value_error=value_error[:, 0],
+                unrolled_value_error=value_error[:, -1],
+                reward_error=jnp.abs(atoms.mean(moved.reward) - targets.reward[:, :steps])[:, 0],
+                target=targets.value[:, 0],
+                target_outside=atoms.outside(targets.value[:, 0]).astype(jnp.float32),
+                search_entropy=jnp.sum(jax.scipy.special.entr(targets.policy[:, 0]), axis=-1),
+            )
+            coefs = {"value_loss": config.value_coef}
+            loss = sum((coefs.get(name, 1.0) * means[name] for name in rows), jnp.zeros(()))
+            return loss, Aux({**means, "loss": loss}, value_error[:, 0])
 
         return jax.grad(objective, has_aux=True)(state.params)
 
@@ -312,14 +284,7 @@ def _check(config: Config) -> None:
         positive=("learning_rate",),
         not_negative=("weight_decay", "max_grad_norm", "value_coef"),
         fractions=("gamma", "td_lambda"),
-        counts=("unroll_steps", "td_steps", "num_bins"),
+        counts=("unroll_steps", "td_steps"),
         flags=("rescale_search",),
     )
-    low, high = config.value_min, config.value_max
-    if not (is_traced(low) or is_traced(high)) and not (abs(low) < float("inf") and low < high < float("inf")):
-        raise ValueError(
-            f"value_min={low!r} and value_max={high!r} must be finite and the first below the second; take the least "
-            "and the largest discounted return there can be."
-        )
-    if config.num_bins < 2:
-        raise ValueError(f"num_bins={config.num_bins} must be 2 or more; 51 is usual.")
+    check_atoms(config, "value_min", "value_max", "num_bins")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -28,7 +27,7 @@ from podium.networks import Network, q_network
 from podium.ops import categorical
 from podium.ops.action_values import select_atoms
 from podium.ops.categorical import Support
-from podium.ranges import check_choice, check_fields, is_traced
+from podium.ranges import check_atoms, check_choice, check_fields, is_traced
 from podium.replay import Batch
 from podium.types import Array, Key, PyTree
 
@@ -193,16 +192,9 @@ def make(
 
 def _check(config: Config) -> None:
     """Refuse what is out of range of the fields that are not DQN's."""
-    check_fields(config, positive=["noisy_std"], counts=["num_atoms"], flags=["noisy"])
+    check_fields(config, positive=["noisy_std"], flags=["noisy"])
     check_choice("head", config.head, tuple(HEADS))
-    if config.num_atoms < 2:
-        raise ValueError(f"num_atoms={config.num_atoms!r} must be an integer of 2 or more; 51 is usual.")
-    low, high = config.v_min, config.v_max
-    if not (is_traced(low) or is_traced(high)) and not -math.inf < low < high < math.inf:
-        raise ValueError(
-            f"v_min={low!r} and v_max={high!r} must be finite, v_min below v_max; use the least and the largest "
-            "discounted return there can be."
-        )
+    check_atoms(config, "v_min", "v_max", "num_atoms")
     if not (config.noisy or is_traced(config.epsilon_start)) and config.epsilon_start == 0:
         raise ValueError(
             "noisy=False and epsilon_start=0 would never explore; use noisy=True, or epsilon_start=1.0 and "

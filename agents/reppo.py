@@ -37,7 +37,7 @@ from podium.ops.counts import Count
 from podium.ops.distributions import TanhNormal
 from podium.ops.histogram import Histogram
 from podium.ops.statistics import RunningStats, count_valid, masked_means
-from podium.ranges import check_fields, is_traced
+from podium.ranges import check_atoms, check_fields
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
 
 
@@ -332,14 +332,7 @@ def _check(config: Config) -> None:
         positive=("learning_rate", "kl_bound", "initial_kl_multiplier", "initial_temperature", "adam_eps"),
         not_negative=("anneal_steps", "target_entropy_scale", "prediction_coef", "max_grad_norm"),
         fractions=("gamma", "td_lambda"),
-        counts=("num_epochs", "num_minibatches", "num_bins"),
+        counts=("num_epochs", "num_minibatches"),
         flags=("normalize_obs",),
     )
-    low, high = config.value_min, config.value_max
-    if not (is_traced(low) or is_traced(high)) and not (abs(low) < float("inf") and low < high < float("inf")):
-        raise ValueError(
-            f"value_min={low!r} and value_max={high!r} must be finite and the first below the second; take the least "
-            "and the largest discounted return there can be."
-        )
-    if config.num_bins < 2:
-        raise ValueError(f"num_bins={config.num_bins} must be 2 or more; 151 is usual.")
+    check_atoms(config, "value_min", "value_max", "num_bins")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from podium.networks import apply_linear, apply_value, check_one_action, init_linear
+from podium.networks import apply_linear, apply_value, check_one_action, init_linear, sum_once
 from podium.torsos import MLP, apply_module, check_sizes, make_torso, seeing
 from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree
 
@@ -141,6 +141,32 @@ def learnt_model(
         return Prediction(apply_linear(params["policy"], x), apply_linear(params["value"], x))
 
     return Model(init, represent, move, predict)
+
+
+def unrolled(model: Model, params: PyTree, obs: PyTree, actions: Array) -> tuple[Prediction, Moved]:
+    """Return what a model says from observations [N, ...] on, over K actions [N, K], for the gradient of `params`.
+
+    At the start of every step of the dynamics half of the gradient goes on (appendix G), so that the representation's
+    does not grow with K. Devices sum it once, see `podium.networks.sum_once`.
+
+    Returns:
+      predictions [N, K + 1, ...] for the first state and those that actions led to, and moves [N, K, ...].
+    """
+
+    @sum_once
+    def unroll(params: PyTree, memory: PyTree, inputs: PyTree, first: Array) -> tuple[Prediction, Moved]:
+        obs, actions = inputs
+        state, moves = model.represent(params, obs), []
+        predictions = [model.predict(params, state)]
+        for k in range(actions.shape[1]):
+            moves.append(model.move(params, 0.5 * state + jax.lax.stop_gradient(0.5 * state), actions[:, k]))
+            state = moves[-1].state
+            predictions.append(model.predict(params, state))
+        stack = lambda trees: jax.tree.map(lambda *x: jnp.stack(x, axis=1), *trees)
+        return stack(predictions), stack(moves)
+
+    found: tuple[Prediction, Moved] = unroll(params, (), (obs, actions), jnp.zeros(actions.shape[:1], bool))
+    return found
 
 
 def _scaled(state: Array) -> Array:

@@ -605,6 +605,8 @@ MUZERO: dict[str, Preset] = {
             "rollout_length": 8,
             "num_steps": 300_000,
             "num_simulations": 8,
+            "value_min": 0.0,
+            "value_max": 400.0,
             "hidden_sizes": (64,),
             "batch_size": 128,
             "num_updates": 16,

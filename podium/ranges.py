@@ -109,6 +109,24 @@ def check_fields(
                 check_value(name, value, rule, remedy)
 
 
+def check_atoms(config: Any, low: str, high: str, number: str) -> None:
+    """Refuse fields of a config, by name, that are no distribution over `number` values from `low` to `high`.
+
+    Raises:
+      ValueError: there are less than two, or the ends are not finite and in order.
+    """
+    count, usual = getattr(config, number), getattr(type(config), number)
+    check_fields(config, counts=(number,))
+    if count < 2:
+        raise ValueError(f"{number}={count!r} must be an integer of 2 or more; {usual} is usual.")
+    least, largest = getattr(config, low), getattr(config, high)
+    if not (is_traced(least) or is_traced(largest)) and not -math.inf < least < largest < math.inf:
+        raise ValueError(
+            f"{low}={least!r} and {high}={largest!r} must be finite, {low} below {high}; use the least and the largest "
+            "discounted return there can be."
+        )
+
+
 def check_value(name: str, value: Any, rule: str, remedy: str) -> None:
     """Refuse a value that breaks a rule: an argument of `check_fields` by name, or "sizes" (0 or more) and "ratios".
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from podium.ops.rescaling import rescale, unrescale
 from podium.types import Array
 
 
@@ -80,6 +81,42 @@ class Support(NamedTuple):
 
     def _moved(self, reward: Array, discount: Array) -> Array:
         return reward[..., None] + discount[..., None] * self.atoms()
+
+
+class RescaledSupport(NamedTuple):
+    """Numbers of any size as distributions over Z atoms of `rescale`d ones (Schrittwieser et al. 2020, appendix F).
+
+    Fields: low and high, numbers before they are rescaled, floats that may be traced, low below high; num_atoms, Z.
+
+    >>> numbers = RescaledSupport(-8.0, 8.0, 17)
+    >>> logits = jnp.log(numbers.project(jnp.array([-8.0, 3.0])) + 1e-9)
+    >>> [round(x, 2) for x in numbers.mean(logits).tolist()]
+    [-8.0, 3.0]
+    """
+
+    low: float
+    high: float
+    num_atoms: int
+
+    def project(self, value: Array) -> Array:
+        """Return the probabilities [..., Z] of values [...], each of two atoms."""
+        return self._support().two_hot(rescale(value))
+
+    def mean(self, logits: Array) -> Array:
+        """Return the value [...] that logits [..., Z] stand for."""
+        return unrescale(self._support().mean(logits))
+
+    def cross_entropy(self, logits: Array, value: Array) -> Array:
+        """Return -sum_i p_i(v) log softmax_i(logits) [...], in nats; least where the softmax is `project(value)`."""
+        return cross_entropy(self.project(value), logits)
+
+    def outside(self, value: Array) -> Array:
+        """Return whether values [...] lie out of range, and are learnt as the nearest bound."""
+        return (value < self.low) | (value > self.high)
+
+    def _support(self) -> Support:
+        low, high = (rescale(jnp.asarray(x, jnp.float32)) for x in (self.low, self.high))
+        return Support(low, high, self.num_atoms)  # type: ignore[arg-type]  # Traced, as they may be.
 
 
 def cross_entropy(probs: Array, logits: Array) -> Array:

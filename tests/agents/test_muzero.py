@@ -224,6 +224,7 @@ def unrolled(learner: Agent, params: Any, obs: Any, actions: list[int]) -> tuple
 
 
 PROBE: dict[str, Any] = {"gamma": 0.9, "learning_rate": 3e-3, "num_updates": 8, "value_min": -20.0, "value_max": 20.0}
+PROBE["rescale_search"] = False  # Where all actions are alike, all are played.
 
 
 def test_the_model_knows_rewards_values_and_the_end_of_an_episode() -> None:
@@ -244,7 +245,8 @@ def test_truncation_keeps_the_future() -> None:
     np.testing.assert_allclose(rewards, [1.0] * 2, atol=0.05)
 
 
-@pytest.mark.parametrize("moves", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("moves", [1, 2, 3])
 def test_in_a_game_it_knows_whose_turn_it_is(moves: int) -> None:
     learner, env = agent(**PROBE), testing.probe_game(moves)
     params = trained(learner, env, 150)
@@ -260,9 +262,10 @@ def test_in_a_game_it_knows_whose_turn_it_is(moves: int) -> None:
     assert float(output.extras.value.mean()) == pytest.approx(values[0], abs=0.2)
 
 
+@pytest.mark.slow
 def test_a_search_finds_by_the_model_what_the_policy_does_not_know() -> None:
     """With a policy that knows nothing any more, the rewards and values of the model tell which action is right."""
-    learner, env = agent(**PROBE, num_simulations=16), testing.probe_policy()
+    learner, env = agent(**PROBE, num_simulations=8), testing.probe_policy()
     params = trained(learner, env, 100)
     params = {**params, "policy": jax.tree.map(jnp.zeros_like, params["policy"])}
     obs, keys = jnp.eye(2), jax.random.split(jax.random.key(0), 2)
@@ -274,6 +277,7 @@ def test_a_search_finds_by_the_model_what_the_policy_does_not_know() -> None:
 # Where it runs.
 
 
+@pytest.mark.slow
 def test_it_keeps_the_contract() -> None:
     testing.check_agent(agent(), testing.probe_termination())
 
@@ -312,7 +316,7 @@ PLACEMENTS: dict[str, Any] = {
     "parameter server": podium.ParameterServer(workers=1),
     "local sgd": podium.LocalSGD(devices=1),
 }
-QUICK = ("eight devices", "distributed actors")
+QUICK = ("eight devices",)
 """What every change waits for."""
 
 
