@@ -9,6 +9,7 @@ python experiments/benchmark.py replay --env Pong-v5 --capacity 1000000
 python experiments/benchmark.py search --env podium/ConnectFour
 python experiments/benchmark.py sac --buffer-capacity 1000000
 python experiments/benchmark.py atari --game Pong --num-envs 1024 --mode emulate
+python experiments/benchmark.py tag --agents 10 100 1000
 python experiments/benchmark.py env --env CartPole-v1 --num-envs 1024
 python experiments/benchmark.py scaling --env CartPole-v1
 python experiments/benchmark.py matmul
@@ -42,6 +43,7 @@ import sac_rate
 import search_rate
 import sebulba_rate
 import sweep_rate
+import tag_rate
 import tyro
 
 import podium
@@ -392,6 +394,14 @@ def sweep(flags: sweep_rate.SweepFlags) -> dict[str, Any]:
     return {**sweep_rate.measure(flags), **_circumstances()}
 
 
+def tag(flags: tag_rate.TagFlags) -> dict[str, Any]:
+    """Measure Tag beside a loop in NumPy; see `tag_rate.TagFlags`."""
+    _check_positive(flags, "total", "steps", "repeats")
+    if not flags.agents or min(flags.agents) < 2:
+        raise ValueError(f"agents={flags.agents} must be numbers of 2 or more: one tags and one runs.")
+    return {**tag_rate.measure(flags), **_circumstances()}
+
+
 def env_bound(flags: EnvFlags) -> dict[str, Any]:
     """Measure bare stepping; see `EnvFlags`."""
     _check_positive(flags, "num_envs", "num_steps", "repeats")
@@ -522,6 +532,7 @@ def _main(argv: Sequence[str]) -> int:
         | Annotated[search_rate.SearchFlags, tyro.conf.subcommand("search")]
         | Annotated[replay_rate.ReplayFlags, tyro.conf.subcommand("replay")]
         | Annotated[atari_rate.AtariFlags, tyro.conf.subcommand("atari")]
+        | Annotated[tag_rate.TagFlags, tyro.conf.subcommand("tag")]
         | Annotated[EnvFlags, tyro.conf.subcommand("env")]
         | Annotated[ScalingFlags, tyro.conf.subcommand("scaling")]
         | Annotated[MatmulFlags, tyro.conf.subcommand("matmul")]
@@ -542,6 +553,7 @@ def _main(argv: Sequence[str]) -> int:
         search_rate.SearchFlags: search,
         replay_rate.ReplayFlags: replay,
         atari_rate.AtariFlags: atari,
+        tag_rate.TagFlags: tag,
         EnvFlags: env_bound,
         MatmulFlags: matmul,
         gpu.GpuFlags: gpu.measure,

@@ -7,9 +7,13 @@ import statistics
 from typing import Any
 
 import benchmark
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+import tag_rate
 
+import podium
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec
 
 COMMON = {"what", "devices", "seconds", "repeats", "compile_seconds", "versions", "hardware"}
@@ -109,6 +113,7 @@ def test_scaling(capsys: pytest.CaptureFixture[str]) -> None:
         ("matmul --size 0", "size"),
         ("scaling --device-counts 0", "device_counts"),
         ("scaling --num-envs 6 --device-counts 1 4", "num_envs"),
+        ("tag --agents 1", "agents="),
         ("sprint", "sprint"),
         ("sebulba --env CartPole-v1", "env='CartPole-v1'"),
         ("sebulba --updates 0", "updates=0"),
@@ -119,6 +124,28 @@ def test_refusals(command: str, named: str, capsys: pytest.CaptureFixture[str]) 
     assert benchmark.main(command.split()) == 2
     error = capsys.readouterr().err
     assert named in error and error.count("\n") == 1, error
+
+
+def test_tag_in_numpy_is_the_game(capsys: pytest.CaptureFixture[str]) -> None:
+    """From one state by the same actions: where all are, what each sees and gets, and when it ends."""
+    env, other = podium.envs.make("podium/Tag", num_taggers=3, num_runners=9), tag_rate.NumpyTag(3, 9)
+    state, timestep = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), 6))
+    step, generator, tags = jax.jit(jax.vmap(env.step)), np.random.default_rng(0), 0
+    swapped = 0
+    for _ in range(100):
+        crowd = tag_rate.Crowd(*(np.array(x) for x in state))
+        action = generator.choice([3, 4, 5, 6, 7, 8, 7, 7], (6, 12))
+        state, timestep = step(jax.random.split(jax.random.key(0), 6), state, jnp.asarray(action))
+        new, obs, reward, ended = other.step(crowd, action)
+        swapped += int((np.abs(timestep.obs - obs).max(-1) > 2e-4).sum())  # Two as near, to 13 bits, in another order.
+        np.testing.assert_allclose(timestep.reward, reward, atol=1e-6)
+        np.testing.assert_array_equal(timestep.last, ended)
+        np.testing.assert_allclose(state.position, new.position, atol=1e-5)
+        tags += int((reward >= 1).sum())
+    assert tags > 10 and swapped < 0.005 * 100 * 6 * 12 and timestep.last.all()
+    row = measure(capsys, "tag --agents 2 5 --total 20 --steps 3 --repeats 1")
+    assert [each["agents"] for each in row["rows"]] == [2, 5] and row["rows"][0]["num_envs"] == 10
+    assert all(rate > 0 for each in row["rows"] for rate in each["agent_steps_per_second"].values())
 
 
 def test_flops_by_hand() -> None:
