@@ -1,7 +1,7 @@
 """MinAtar (Young and Tian 2019) by Pgx (Koyamada et al. 2023), named `pgx/minatar-breakout`, as `podium.env.Env`.
 
 `max_steps` truncates; all else is the games' own. Actions are the few that do something in a game, and stick with
-probability 0.1 as in the paper. Pgx's board games are for two players, and are not here.
+probability 0.1 as in the paper. Pgx's board games for two are in `podium.envs.pgx_games`.
 
 Options of `make`: `sticky_action_prob` (0.1), `max_steps` (10,000), and those of `podium.envs.suites.Options`.
 """
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium.env import Env, restart, transition
-from podium.envs import render, suites, wrappers
+from podium.envs import pgx_games, render, suites, wrappers
 from podium.envs.simulators import import_simulator
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree, TimeStep
 
@@ -26,7 +26,7 @@ _GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 
 def names() -> list[str]:
     """List the environments."""
-    return [f"{PREFIX}minatar-{game}" for game in _GAMES]
+    return [*(f"{PREFIX}minatar-{game}" for game in _GAMES), *(PREFIX + game for game in pgx_games.LONGEST)]
 
 
 def make(name: str, **options: Any) -> Env:
@@ -34,15 +34,18 @@ def make(name: str, **options: Any) -> Env:
 
     Args:
       name: one of `names()`.
-      **options: `sticky_action_prob`, in [0, 1); `max_steps`; and `podium.envs.suites.Options`.
+      **options: `sticky_action_prob`, in [0, 1); `max_steps`; and `podium.envs.suites.Options`. Of a game of two
+        `openings` and `rules`.
 
     Returns:
-      An `Env` with observations bool [10, 10, C] that does not reset itself.
+      An `Env` with observations bool [10, 10, C] that does not reset itself; a game of two as `pgx_games.make` has it.
 
     Raises:
       ValueError: for an unknown name or option, a bad value, or where pgx is not installed.
     """
-    suites.check_name(name, names(), "Pgx (of which podium has MinAtar)")
+    suites.check_name(name, names(), "Pgx (of which podium has MinAtar and the games of two without hidden cards)")
+    if name.removeprefix(PREFIX) in pgx_games.LONGEST:
+        return pgx_games.make(name, **options)
     shared, own = suites.split_options(name, options, ["sticky_action_prob", "max_steps"])
     limit = suites.check_limit("max_steps", own.get("max_steps", 10_000))
     probability = own.get("sticky_action_prob", 0.1)

@@ -287,3 +287,49 @@ def test_pictures_follow_the_game(name):
     state, _ = env.step(jax.random.key(0), state, 2 if name == "podium/Leduc" else 1)
     after = env.render(state)
     assert before.dtype == np.uint8 and before.shape == after.shape and (before != after).any()
+
+
+@pytest.mark.parametrize(("name", "rules"), [("TicTacToe", False), ("ConnectFour", True)])
+@pytest.mark.filterwarnings("ignore")
+def test_games_of_pgx_are_the_native_ones(name, rules):
+    """The same plies from the same start, whoever Pgx lets begin; also on from the rules that are seen."""
+    pytest.importorskip("pgx", reason='pgx is in the extra: pip install "podium[pgx]"')
+    short = {"TicTacToe": "tic_tac_toe", "ConnectFour": "connect_four"}[name]
+    env, other = envs.make(f"podium/{name}"), envs.make(f"pgx/{short}", rules=rules)
+    _, (_, actions, timesteps) = play_randomly(env, 64, env.spec.max_episode_steps, seed=1)
+    state, timestep = jax.jit(jax.vmap(other.reset))(jax.random.split(jax.random.key(0), 64))
+    began = state.first
+    assert 10 < int(began.sum()) < 54 and not timestep.obs.player.any()
+    step, going = jax.jit(jax.vmap(other.step)), np.ones(64, bool)
+    for t in range(env.spec.max_episode_steps):
+        if rules:
+            state = timestep.obs.rules
+        state, timestep = step(jax.random.split(jax.random.key(0), 64), state, actions[t])
+        for field in ("reward", "terminated", "turn"):
+            found, expected = np.asarray(getattr(timestep, field)), np.asarray(getattr(timesteps, field))[t]
+            np.testing.assert_array_equal(found[going], expected[going])
+        going &= ~timesteps.terminated[t]
+        for field in ("view", "legal", "player"):
+            expected = np.asarray(getattr(timesteps.obs, field))[t]
+            np.testing.assert_array_equal(np.asarray(getattr(timestep.obs, field))[going], expected[going])
+    assert state.game.observation.size == 0  # The state is small: what is seen is made of it.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["tic_tac_toe", "connect_four", "othello", "go_9x9", "hex", "animal_shogi", "gardner_chess"]
+)
+@pytest.mark.filterwarnings("ignore")
+def test_games_of_pgx_keep_the_contract_and_end_in_time(name):
+    pytest.importorskip("pgx", reason='pgx is in the extra: pip install "podium[pgx]"')
+    env = envs.make(f"pgx/{name}", openings=4, rules=True)
+    testing.check_env(env)
+    _, (_, _, timesteps) = play_randomly(env, 8, env.spec.max_episode_steps + 4, seed=0)
+    assert timesteps.terminated[: env.spec.max_episode_steps].any(0).all()
+    assert np.isin(timesteps.reward, (-1, 0, 1)).all()
+
+
+def test_a_game_of_pgx_takes_no_options_of_one_player():
+    pytest.importorskip("pgx", reason='pgx is in the extra: pip install "podium[pgx]"')
+    with pytest.raises(ValueError, match="openings and rules alone"):
+        envs.make("pgx/othello", action_repeat=2)
