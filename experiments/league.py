@@ -173,7 +173,7 @@ def _main(argv: Sequence[str]) -> int:
         plain = train(flags, asked, asked.agent, flags.run_dir / "plain")
         players: dict[str, Any] = {"league": result.policy, "self-play": plain.policy, "uniform": games.uniform}
         if flags.env == CONNECT_FOUR:
-            players |= {f"alpha-beta {depth}": games.alpha_beta(depth) for depth in (1, 2, 4)}
+            players |= {f"alpha-beta {depth}": games.alpha_beta(depth) for depth in (1, 2)}
         rates = [each.summary["steps_per_second"] for each in (result, plain)]
         more = {"steps_per_second_of_plain": rates[1], "rate": rates[0] / rates[1]}
     else:
