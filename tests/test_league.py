@@ -147,6 +147,7 @@ def test_advantages_are_those_of_the_learners_own_moves(env: Env) -> None:
     assert checked > 20
 
 
+@pytest.mark.slow
 def test_self_play_alone_is_the_agent_itself() -> None:
     expected = trained(AGENTS["ppo"](), TIC_TAC_TOE)
     found = trained(in_league(self_play=1), TIC_TAC_TOE).learner
@@ -227,11 +228,11 @@ def test_the_pool_holds_the_newest_snapshots() -> None:
     ("matchmaking", "expected"),
     [
         ("uniform", [1, 1, 1, 1]),
-        ("newest", [0, 0, 4, 0]),
         ("hard", [0.01, 0.64, 0.25, 0.25]),
-        ("variance", [0.09, 0.16, 0.25, 0.25]),
-        (lambda win_rate, number: win_rate > 0.85, [4, 0, 0, 0]),
-        (lambda win_rate, number: 0 * win_rate, [1, 1, 1, 1]),
+        pytest.param("newest", [0, 0, 4, 0], marks=pytest.mark.slow),
+        pytest.param("variance", [0.09, 0.16, 0.25, 0.25], marks=pytest.mark.slow),
+        pytest.param(lambda win_rate, number: win_rate > 0.85, [4, 0, 0, 0], marks=pytest.mark.slow),
+        pytest.param(lambda win_rate, number: 0 * win_rate, [1, 1, 1, 1], marks=pytest.mark.slow),
     ],
 )
 def test_opponents_are_drawn_by_their_weights(matchmaking: Any, expected: list[float]) -> None:
@@ -299,6 +300,7 @@ def test_eight_devices_learn_the_same() -> None:
     _same(one, eight)
 
 
+@pytest.mark.slow
 def test_what_is_evaluated_and_loaded_is_the_agent_alone(tmp_path: Path) -> None:
     sizes = {"num_envs": 8, "rollout_length": 8, "checkpoint_every": 128, "eval_every": 128, "progress": False}
     train = lambda folder, num_steps, **more: podium.train(
