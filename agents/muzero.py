@@ -213,8 +213,8 @@ def make(config: Config = Config(), model: Model | None = None) -> Agent:
     def grad(key: Key, state: State, windows: Windows) -> tuple[PyTree, Aux]:
         targets = make_targets(config, windows, functools.partial(value_of, state.params))
         alive, counted = targets.alive, targets.counted
-        # Behind the end of an episode they are those of the next one. Random ones could be told from what is played, and
-        # the model would take what the policy rarely chooses for the end.
+        # Behind the end of an episode they are those of the next one. Random ones could be told from what is played,
+        # and the model would take what the policy rarely chooses for the end.
         actions = windows.action.action[:, :steps]
         obs = jax.tree.map(lambda x: x[:, 0], windows.obs)
 

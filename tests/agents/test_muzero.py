@@ -348,8 +348,8 @@ def test_every_placement_learns_the_same(placement: str, by_one_device: Any) -> 
 @pytest.mark.slow
 def test_evolution_and_populations_play_it() -> None:
     env = testing.probe_policy()
-    _, metrics = (program := podium.Evolution(devices=1).build(agent(), env, num_envs=8)).chunk(program.init(0), 1)
-    assert metrics["finite"].all()
+    program: Any = podium.Evolution(devices=1).build(agent(), env, num_envs=8, rollout_length=8)
+    assert program.chunk(program.init(0), 1)[1]["finite"].all()
     space = {"learning_rate": podium.log_range(1e-4, 1e-2, 2), "gamma": podium.log_range(0.9, 0.99, 2)}
     program = podium.Population(members=2, space=space, devices=1).build(
         agent(), env, num_envs=8, rollout_length=8, max_updates=3
