@@ -99,7 +99,7 @@ def make(config: Config = Config(), model: Env | None = None, network: Network |
         raise ValueError("network has memory, and positions of a search have no past; use memory='none'.")
     search = make_search(config, _expansion(config, model, network), rescale_values=False, agent="alphazero")
     buffer = replay.uniform(config.buffer_capacity, config.batch_size, config.num_updates, config.min_replay_size)
-    optimizer = optimizers.adamw(config.learning_rate, config.weight_decay, config.max_grad_norm)
+    optimizer = optimizers.adamw(config.weight_decay, config.max_grad_norm)
 
     def init(key: Key, spec: EnvSpec) -> State:
         _check_game(spec, model.spec)
@@ -142,8 +142,9 @@ def make(config: Config = Config(), model: Env | None = None, network: Network |
         return jax.grad(objective, has_aux=True)(state.params)
 
     def apply(state: State, grads: PyTree) -> State:
-        steps, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        return state._replace(params=optax.apply_updates(state.params, steps), opt_state=opt_state)
+        rate = config.learning_rate
+        params, opt_state = optimizers.descend(optimizer, rate, state.params, state.opt_state, grads)
+        return state._replace(params=params, opt_state=opt_state)
 
     def observe(state: State, trajectory: Trajectory) -> State:
         return state._replace(env_steps=state.env_steps.add(count_valid(trajectory.reward, trajectory.valid)))

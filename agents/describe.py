@@ -116,7 +116,7 @@ def of_muzero(config: muzero.Config, num_envs: int, rollout_length: int) -> Mapp
     """Describe MuZero's search, its model, and what it learns from."""
     held = config.buffer_capacity // (num_envs * rollout_length) * num_envs * rollout_length
     return {
-        "learning rate": f"{config.learning_rate:g}, adamw",
+        "learning rate": _rate(config.learning_rate, "adamw", config.anneal_steps),
         "search": _search(config),
         "model": f"states of {config.state_size} numbers, unrolled {config.unroll_steps} steps",
         "values": f"{config.value_min:g} to {config.value_max:g}, in {config.num_bins} atoms",

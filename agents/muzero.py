@@ -12,7 +12,7 @@ counts negative. What is legal is known at the root only.
 Deliberate differences. Windows of `unroll_steps` + `td_steps` steps are replayed: z sums up to the end of the window
 (by `td_lambda`, Sutton and Barto 2018, eq. 12.18), at least `td_steps`, and behind it stands the value of the network
 that learns, as behind an episode that a time limit cuts; what would follow there is not learnt from. States are vectors
-and everything behind convolutions is MLPs. Weights decay by AdamW at one rate. Nothing is searched again (reanalyse).
+and everything behind convolutions is MLPs. Weights decay by AdamW. Nothing is searched again (reanalyse).
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class Config(SearchConfig, ModelConfig):
     """Largest return, or reward, that the model can tell, above value_min."""
     learning_rate: float = 1e-3
     """AdamW's step size, above 0."""
+    anneal_steps: int = 0
+    """Environment steps over which the learning rate falls linearly to zero; 0 keeps it constant."""
     weight_decay: float = 1e-4
     """Decay of weights per step, as a share of the step size; 0 or more."""
     max_grad_norm: float = 5.0
@@ -179,7 +181,7 @@ def make(config: Config = Config(), model: Model | None = None) -> Agent:
         priority_exponent=config.priority_exponent,
         importance_exponent=config.importance_exponent,
     )
-    optimizer = optimizers.adamw(config.learning_rate, config.weight_decay, config.max_grad_norm)
+    optimizer = optimizers.adamw(config.weight_decay, config.max_grad_norm)
 
     def value_of(params: PyTree, obs: PyTree) -> Array:
         return atoms.mean(learnt.predict(params, learnt.represent(params, obs)).value)
@@ -255,8 +257,9 @@ def make(config: Config = Config(), model: Model | None = None) -> Agent:
         return jax.grad(objective, has_aux=True)(state.params)
 
     def apply(state: State, grads: PyTree) -> State:
-        steps, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        return state._replace(params=optax.apply_updates(state.params, steps), opt_state=opt_state)
+        rate = optimizers.annealed(config.learning_rate, config.anneal_steps, state.env_steps.total())
+        params, opt_state = optimizers.descend(optimizer, rate, state.params, state.opt_state, grads)
+        return state._replace(params=params, opt_state=opt_state)
 
     def observe(state: State, trajectory: Trajectory) -> State:
         return state._replace(env_steps=state.env_steps.add(count_valid(trajectory.reward, trajectory.valid)))
@@ -282,7 +285,7 @@ def _check(config: Config) -> None:
     check_fields(
         config,
         positive=("learning_rate",),
-        not_negative=("weight_decay", "max_grad_norm", "value_coef"),
+        not_negative=("anneal_steps", "weight_decay", "max_grad_norm", "value_coef"),
         fractions=("gamma", "td_lambda"),
         counts=("unroll_steps", "td_steps"),
         flags=("rescale_search",),

@@ -48,16 +48,15 @@ def make(name: str, eps: float, max_grad_norm: float = 0.0, decay: float = 0.99)
     return flatten(optax.chain(clip, scale(eps=eps)))
 
 
-def adamw(learning_rate: Any, weight_decay: Any, max_grad_norm: Any) -> optax.GradientTransformation:
-    """Make AdamW (Loshchilov and Hutter 2019), whose updates are steps to be added.
+def adamw(weight_decay: Any, max_grad_norm: Any) -> optax.GradientTransformation:
+    """Make AdamW (Loshchilov and Hutter 2019), whose updates are directions to be scaled by a rate; see `descend`.
 
     Args:
-      learning_rate: above 0.
-      weight_decay: decay of weights per step, as a share of the step size.
+      weight_decay: decay of weights per step, as a share of the rate.
       max_grad_norm: bound on the global norm of the gradient, before anything else; 0 leaves it unbounded.
     """
     clip = optax.clip_by_global_norm(max_grad_norm) if is_on(max_grad_norm) else optax.identity()
-    return flatten(optax.chain(clip, optax.adamw(learning_rate, weight_decay=weight_decay)))
+    return flatten(optax.chain(clip, optax.scale_by_adam(), optax.add_decayed_weights(weight_decay)))
 
 
 _by_array: contextvars.ContextVar[bool] = contextvars.ContextVar("by_array", default=False)
