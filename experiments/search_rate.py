@@ -91,12 +91,14 @@ def measure(flags: SearchFlags) -> dict[str, Any]:
     seconds = [[turn() for turn in timed] for _ in range(flags.repeats)]
     number = flags.searches * flags.num_envs
     rates = [number / statistics.median(each) for each in zip(*seconds, strict=True)]
+    ratios = [other / own for own, other in seconds]
     return {
         "what": "search",
         **dataclasses.asdict(flags),
         "searches_per_second": rates[0],
         "mctx_searches_per_second": rates[1],
-        "ratio": statistics.median(other / own for own, other in seconds),
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
     }
 
 

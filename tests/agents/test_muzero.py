@@ -417,11 +417,13 @@ def test_without_mctx_the_extra_is_named(name: str, monkeypatch: pytest.MonkeyPa
     podium.agents.make(name, {"num_simulations": 0}, envs.make(TICTACTOE, rules=True))
 
 
-@pytest.mark.slow
+@pytest.mark.learning
 def test_it_learns_cartpole() -> None:
     config = podium.presets.of_agent("muzero")["cartpole"].values
     sizes = {name: config[name] for name in ("num_envs", "rollout_length")}
     fields = {field.name for field in dataclasses.fields(muzero.Config)}
-    learner = muzero.make(muzero.Config(**{name: value for name, value in config.items() if name in fields}))
+    learner = muzero.make(
+        muzero.Config(**{**{name: value for name, value in config.items() if name in fields}, "anneal_steps": 150_000})
+    )
     result = podium.train(learner, "CartPole-v1", num_steps=150_000, eval_every=0, progress=False, **sizes)
     assert result.summary["eval_return"] >= 400

@@ -190,6 +190,15 @@ def test_sebulba_stands_beside_its_environments_alone(capsys: pytest.CaptureFixt
     assert 0 <= row["learner_idle"] <= 1 and row["environments_alone_steps_per_second"] > 0
 
 
+@pytest.mark.slow
+def test_search_stands_beside_one_key_for_all(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("mctx", reason='mctx is in the extra: pip install "podium[games]"')
+    sizes = "--num-simulations 4 --num-envs 4 --hidden-sizes 8 --searches 1 --repeats 3"
+    row = measure(capsys, f"search --env podium/TicTacToe --openings 3 {sizes}")
+    assert len(row["ratios"]) == 3 and row["ratio"] == statistics.median(row["ratios"])
+    assert row["searches_per_second"] > 0 and row["mctx_searches_per_second"] > 0
+
+
 @pytest.mark.parametrize(("how", "most"), [("", 1000), ("--in-turn", 500)])
 def test_central_inference_stands_beside_its_slowest_stage(
     how: str, most: float, capsys: pytest.CaptureFixture[str]
