@@ -136,7 +136,8 @@ def _row(flags: TagFlags, number: int) -> dict[str, Any]:
         "numpy": _numpy(num_taggers, number - num_taggers, num_envs, flags.steps),
     }
     compiled = time.perf_counter() - began
-    steps, seconds = flags.steps * num_envs * number, {name: [] for name in ways}
+    steps = flags.steps * num_envs * number
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(flags.repeats):
         for name, way in ways.items():
             began = time.perf_counter()

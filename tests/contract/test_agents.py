@@ -61,8 +61,8 @@ NIGHTLY = set(AGENTS) - {"ppo", "dqn", "rainbow", "reppo", "sac"}
 def test_every_registered_agent_is_in_the_table() -> None:
     # Other tests of this process register agents of their own.
     own = [name for name in podium.agents.names() if podium.agents.get(name).make.__module__.startswith("podium.")]
-    # These need several agents, or an extra to search by: tests/test_multi.py; in tests/agents test_vdn, test_alphazero and
-    # test_muzero.
+    # These need several agents, or an extra to search by: tests/test_multi.py; in tests/agents test_vdn, test_alphazero
+    # and test_muzero.
     elsewhere = {"alphazero", "ippo", "mappo", "muzero", "vdn"}
     assert {agent.name for agent in AGENTS.values()} == set(own) - elsewhere
 
