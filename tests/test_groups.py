@@ -12,7 +12,7 @@ import pytest
 
 import podium
 from podium import testing
-from podium.agents import a2c, apex, dqn, impala, mappo, ppo, r2d2, vdn
+from podium.agents import a2c, apex, dqn, impala, ippo, mappo, ppo, r2d2, vdn
 from podium.env import auto_reset
 from podium.learn import learn
 from podium.multi import groups, returns_of, shared
@@ -81,7 +81,7 @@ def test_every_placement_learns_the_same(placement: str, name: str) -> None:
     params = []
     for each in (podium.Anakin(devices=1), PLACEMENTS[placement]):
         agent = AGENTS[name]()
-        program = each.build(agent, team(3, dies=True), num_lanes=8, num_envs=8, rollout_length=8)
+        program = each.build(agent, team(3, dies=True), num_lanes=8, num_envs=16, rollout_length=8)
         try:
             state = program.init(0)
             for _ in range(6):
@@ -238,3 +238,40 @@ def test_groups_of_a_replay_learn_equally_often() -> None:
     assert agent.replay is not None and agent.replay.updates_per_step == 8 / 32
     with pytest.raises(ValueError, match="learn equally often"):
         groups({"one": (many, [0]), "two": (many, [1, 2])})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mappo", "shared", "groups"])
+def test_evolution_finds_them_too(name: str) -> None:
+    agents = {
+        "mappo": lambda: mappo.make(mappo.Config(**SIZES)),
+        "shared": lambda: shared(ppo.make(_PPO())),
+        "groups": AGENTS["mappo and ppo"],
+    }
+    result = podium.train(
+        agents[name](), team(), num_steps=128 * 2 * 60, num_envs=128, placement=podium.Evolution(), progress=False
+    )
+    assert result.summary["eval_return"] == pytest.approx(2.0, abs=0.1)
+
+
+_POPULATION = podium.Population(
+    members=4, exploit_every=512, space={"learning_rate": podium.Draws(1e-5, 1e-1, log=True)}
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ippo", "mappo", "shared"])
+def test_a_population_of_what_all_share(name: str) -> None:
+    agents = {
+        "ippo": lambda: ippo.make(ippo.Config(**SIZES)),
+        "mappo": lambda: mappo.make(mappo.Config(**SIZES)),
+        "shared": lambda: shared(ppo.make(_PPO())),
+    }
+    sizes = {"num_steps": 4096, "num_envs": 8, "rollout_length": 8, "progress": False}
+    result = podium.train(agents[name](), team(), placement=_POPULATION, **sizes)
+    assert result.summary["eval_return"] == pytest.approx([2.0] * 4, abs=0.1)
+
+
+def test_a_population_of_groups_is_refused() -> None:
+    with pytest.raises(ValueError, match="groups has no `make`, so its numbers cannot vary"):
+        _POPULATION.build(AGENTS["mappo and ppo"](), team(), num_envs=8, rollout_length=8)
