@@ -383,7 +383,7 @@ def test_a_resumed_run_is_the_same_and_loads_by_name(tmp_path: Any) -> None:
         (lambda: agent(td_steps=0), "td_steps=0"),
         (lambda: agent(td_lambda=2.0), "td_lambda=2.0"),
         (lambda: agent(gamma=-0.1), "gamma=-0.1"),
-        (lambda: agent(num_bins=1), "num_bins=1 must be 2 or more"),
+        (lambda: agent(num_bins=1), "num_bins=1 must be an integer of 2 or more"),
         (lambda: agent(state_size=0), "state_size"),
         (lambda: agent(hidden_sizes=()), "hidden_sizes"),
         (lambda: agent(torso="transformer"), "torso='transformer'"),
