@@ -96,7 +96,7 @@ def against_alpha_beta(policy: podium.Policy, simulations: int = 128, number: in
 
 
 _LEAGUE = "league.py --env podium/TicTacToe --config anneal_steps=750000"
-"""The rate falls over the learner's own moves, three quarters of a million plies where half of the games are self-play."""
+"""The rate falls over the own moves of the learner, which in half of the games plays both seats."""
 
 ROWS = (
     Row("ppo", "podium/TicTacToe", "tic-tac-toe", every_line, "lines_lost", "0"),
