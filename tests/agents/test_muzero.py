@@ -316,7 +316,7 @@ PLACEMENTS: dict[str, Any] = {
     "parameter server": podium.ParameterServer(workers=1),
     "local sgd": podium.LocalSGD(devices=1),
 }
-QUICK = ("eight devices",)
+QUICK = ("two devices",)
 """What every change waits for."""
 
 
