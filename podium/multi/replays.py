@@ -15,7 +15,7 @@ from podium.types import Array, Key, PyTree
 
 
 class Replays(NamedTuple):
-    """What the replays hold, by group: their states, but for `priorities`, which learning changes; `()` for none."""
+    """What the replays hold, by group: their states, but for the `priorities` of those that have some."""
 
     states: dict[str, PyTree]
     priorities: dict[str, PyTree]
@@ -23,7 +23,7 @@ class Replays(NamedTuple):
     def of(self, name: str) -> PyTree:
         """Return the state of one replay."""
         state = self.states[name]
-        return state._replace(priorities=self.priorities[name]) if hasattr(state, "priorities") else state
+        return state._replace(priorities=self.priorities[name]) if name in self.priorities else state
 
 
 class Part(NamedTuple):
@@ -54,11 +54,8 @@ def joint(parts: list[Part]) -> Replay:
     def each(function: Any) -> Replays:
         """Return the replays after `function(name, replay)` made the state of each."""
         made = {name: function(name, replay) for name, replay in by_name.items()}
-        ranked = {name: state.priorities if hasattr(state, "priorities") else () for name, state in made.items()}
-        kept = {
-            name: state._replace(priorities=()) if hasattr(state, "priorities") else state
-            for name, state in made.items()
-        }
+        ranked = {name: made[name].priorities for name, replay in by_name.items() if replay.update_priorities}
+        kept = {name: state._replace(priorities=()) if name in ranked else state for name, state in made.items()}
         return Replays(kept, ranked)
 
     def init(item: PyTree, num_envs: int, num_lanes: int, rollout_length: int) -> Replays:
