@@ -1,6 +1,6 @@
 """Two policies in one batch of games of two: who sits where, whose move it is, and what one of them learns from.
 
-What `podium.league` and `podium.gated` share. An environment's number, the same under every placement, says where it
+What leagues, the gate and PSRO share. An environment's number, the same under every placement, says where it
 belongs: of G groups it is in that of its number modulo G, and what plays there sits second in every other round.
 """
 

@@ -20,7 +20,7 @@ from podium import seats
 from podium.agent import ActOutput, Agent, Aux, Plan
 from podium.env import Env, auto_reset
 from podium.evaluate import Policy
-from podium.games.exploitability import GameTree, Probabilities, average, exploitability
+from podium.games.exploitability import GameTree, Probabilities, exploitability, mixed
 from podium.games.match import match
 from podium.games.players import check_two_players
 from podium.placement import Anakin, Placement
@@ -136,15 +136,20 @@ def psro(
         max_updates=updates,
     )
     tree, policies, payoffs, history = _tree(env), list[Policy](), np.zeros((0, 0)), list[float]()
+    tables: list[list[np.ndarray]] = []
     try:
         begin = program.init(seed)
         pool = jax.device_get(program.agent_state(begin).pool)
         for iteration in range(iterations + 1):
             policies.append(Policy(agent, jax.tree.map(lambda x: x[iteration], pool), env.spec))  # noqa: B023
-            payoffs = _extended(env, tree, policies, payoffs, games, seed)
+            if tree is None:
+                payoffs = _by_matches(env, policies, payoffs, games, seed)
+            else:
+                tables.append(tree.tables(pure(policies[-1])))
+                payoffs = _by_tree(tree, tables, payoffs)
             weights = meta_strategy(payoffs)
-            mixture = None if tree is None else average(tree, list(map(pure, policies)), weights)
-            history.append(np.nan if mixture is None else exploitability(env, mixture))
+            mixture = None if tree is None else mixed(tree, tables, weights)
+            history.append(exploitability(tree, mixture) if tree and mixture else np.nan)
             progress(iteration, history[-1])
             if iteration == iterations:
                 break
@@ -186,22 +191,21 @@ def _tree(env: Env) -> GameTree | None:
         return None
 
 
-def _extended(
-    env: Env, tree: GameTree | None, policies: list[Policy], payoffs: np.ndarray, games: int, seed: int
-) -> np.ndarray:
-    """Return the payoffs [N, N] of all policies, given those of all but the last."""
-    number = len(policies)
-    extended = np.zeros((number, number))
-    extended[:-1, :-1] = payoffs
-    if tree is None:
-        for i in range(number - 1):  # By matches, which play both seats alike.
-            score = match(env, policies[-1], policies[i], games, seed)
-            extended[-1, i] = (score.won - score.lost) / games
-            extended[i, -1] = -extended[-1, i]
-        return extended
-    tables = [tree.tables(pure(policy)) for policy in policies]
-    for i in range(number):
-        extended[-1, i], extended[i, -1] = tree.value(tables[-1], tables[i]), tree.value(tables[i], tables[-1])
+def _by_matches(env: Env, policies: list[Policy], payoffs: np.ndarray, games: int, seed: int) -> np.ndarray:
+    """Return the payoffs [N, N] of all policies, given those of all but the last, by matches: both seats are alike."""
+    extended = np.pad(payoffs, (0, 1))
+    for i in range(len(policies) - 1):
+        score = match(env, policies[-1], policies[i], games, seed)
+        extended[-1, i] = (score.won - score.lost) / games
+        extended[i, -1] = -extended[-1, i]
+    return extended
+
+
+def _by_tree(tree: GameTree, tables: list[list[np.ndarray]], payoffs: np.ndarray) -> np.ndarray:
+    """Return the payoffs [N, N] of all policies, given those of all but the last, exactly."""
+    extended = np.pad(payoffs, (0, 1))
+    for i, table in enumerate(tables):
+        extended[-1, i], extended[i, -1] = tree.value(tables[-1], table), tree.value(table, tables[-1])
     return extended
 
 
