@@ -220,7 +220,7 @@ class _OnHost(CheckedHostEnv):
 
 def _fetch(timestep: TimeStep, spec: EnvSpec) -> TimeStep:
     # The fields stay what they are: None is no array.
-    fetched = TimeStep(*jax.device_get(tuple(timestep)))
+    fetched = TimeStep(*jax.tree.map(np.asarray, tuple(timestep)))  # On a CPU a third of what `device_get` takes.
     if spec.num_agents is None or fetched.valid is not None:
         return fetched
     all_live: Any = np.ones(fetched.reward.shape, bool)
