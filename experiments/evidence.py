@@ -26,6 +26,7 @@ from typing import Any
 
 import machine
 import numpy as np
+import tables
 
 from podium import presets
 from podium.commands.console import guard, read_flags
@@ -456,13 +457,11 @@ def _is_done(row: Row, results: Path) -> bool:
 
 def _write_table(results: Path) -> None:
     """Put the table of the results that are there between its marks in README.md; begin that where there is none."""
-    path = results / "README.md"
-    text = path.read_text() if path.exists() else f"{BEGIN}\n{END}\n"
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"{path} lacks the lines {BEGIN!r} and {END!r} that the table goes between; put them in.")
-    head, rest = text.split(BEGIN, 1)
+    page = results / "README.md"
+    if not page.exists():
+        write_atomic(page, f"{BEGIN}\n{END}\n".encode())
     found = [result for row in ROWS if (result := _read(row, results)) is not None]
-    write_atomic(path, f"{head}{BEGIN}\n\n{table(found)}\n\n{END}{rest.split(END, 1)[1]}".encode())
+    tables.write_between(page, BEGIN, END, table(found))
 
 
 if __name__ == "__main__":

@@ -20,11 +20,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import tables
+
 import podium
 from podium import envs, games
 from podium.agents import alphazero, muzero
 from podium.commands.console import guard, read_flags
-from podium.files import write_atomic, write_json
+from podium.files import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
 TABLE = RESULTS / "games.json"
@@ -194,13 +196,7 @@ def _write_table(done: dict[str, Any]) -> None:
                 row.bar,
             )
             lines.append(f"| {' | '.join(cells)} |")
-    path = RESULTS / "README.md"
-    text = path.read_text()
-    if BEGIN not in text:
-        text = text.rstrip() + f"\n\n## Games\n\nBy `python experiments/judges.py`.\n\n{BEGIN}\n{END}\n"
-    head, _, tail = text.partition(BEGIN)
-    table = "\n".join([BEGIN, *lines, END])
-    write_atomic(path, (head + table + tail.partition(END)[2]).encode())
+    tables.write_between(RESULTS / "README.md", BEGIN, END, "\n".join(lines))
 
 
 if __name__ == "__main__":
