@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import podium
+from everywhere import ONE_DEVICE, PLACEMENTS, all_but, assert_same, state_under
 from podium import envs
 from podium.agent import Agent, fresh_carry
 from podium.agents import alphazero, ppo
@@ -32,18 +34,6 @@ def played(agent: Agent, state: Any, env: Env, num_envs: int, length: int) -> Tr
     env, index = auto_reset(env), jnp.arange(num_envs)
     start = begin(jax.random.key(1), env, index, fresh_carry(agent, env.spec, index))
     return rollout(jax.random.key(2), agent, env, agent.actor(state), start, length, jnp.int32(0))[1]
-
-
-def state_of(placement: Any, agent: Agent, env: Any, num_envs: int = 8, updates: int = 6) -> Any:
-    program = placement.build(agent, env, num_envs=num_envs, rollout_length=8)
-    try:
-        state = program.init(0)
-        for _ in range(updates):
-            state, metrics = program.chunk(state, 1)
-        assert metrics["finite"].all()
-        return jax.device_get(program.agent_state(state))
-    finally:
-        program.close()
 
 
 def test_the_best_plays_and_a_candidate_in_its_share() -> None:
@@ -96,24 +86,16 @@ def test_games_count_for_who_won_them() -> None:
     assert (following.games, following.score) == (count, won)
 
 
-PLACEMENTS = {
-    "two devices": podium.Anakin(devices=2),
-    "sebulba": podium.Sebulba(actor_devices=1, learner_devices=1, lockstep=True),
-    "central inference": podium.CentralInference(lockstep=True),
-    "distributed actors": podium.DistributedActors(workers=1, lockstep=True),
-    "parameter server": podium.ParameterServer(workers=1),
-    "local sgd": podium.LocalSGD(devices=1),
-}
+@functools.cache
+def by_one_device() -> Any:
+    return state_under(ONE_DEVICE, gate(games=10), TIC_TAC_TOE)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", all_but("single", "eight devices"))
 def test_every_placement_learns_the_same(placement: str) -> None:
-    agent = gate(games=10)
-    expected = state_of(podium.Anakin(devices=1), agent, TIC_TAC_TOE)
-    assert expected.number > 0
-    found = state_of(PLACEMENTS[placement], agent, TIC_TAC_TOE)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5), expected, found)
+    assert by_one_device().number > 0
+    assert_same(state_under(PLACEMENTS[placement], gate(games=10), TIC_TAC_TOE), by_one_device())
 
 
 @pytest.mark.slow

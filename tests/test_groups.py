@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import podium
+from everywhere import ONE_DEVICE, PLACEMENTS, assert_same, state_under
 from podium import testing
 from podium.agents import a2c, apex, dqn, impala, ippo, mappo, ppo, r2d2, vdn
 from podium.env import auto_reset
@@ -21,17 +22,6 @@ from podium.rollout import begin, rollout
 NUMBER = 3
 SIZES: dict[str, Any] = {"hidden_sizes": (16,), "learning_rate": 1e-2}
 OFF = {"buffer_capacity": 2048, "min_replay_size": 64, "batch_size": 64, "num_updates": 4, "epsilon_decay_steps": 1000}
-PLACEMENTS = {
-    "single": podium.Single(),
-    "two devices": podium.Anakin(devices=2),
-    "eight devices": podium.Anakin(devices=8),
-    "sebulba": podium.Sebulba(actor_devices=1, learner_devices=1, lockstep=True),
-    "central inference": podium.CentralInference(lockstep=True),
-    "distributed actors": podium.DistributedActors(workers=1, lockstep=True),
-    "parameter server": podium.ParameterServer(workers=1),
-    "local sgd": podium.LocalSGD(devices=1),
-}
-FAST = {("sebulba", "mappo and ppo")}
 
 team = functools.partial(testing.probe_team, NUMBER)
 
@@ -69,28 +59,20 @@ def test_they_learn(name: str) -> None:
     assert result.summary["eval_return"] == pytest.approx(2.0, abs=0.1)
 
 
-@pytest.mark.parametrize(
-    ("placement", "name"),
-    [
-        pytest.param(placement, name, marks=[] if (placement, name) in FAST else [pytest.mark.slow])
-        for placement in PLACEMENTS
-        for name in ("mappo and ppo", "gru and steps", "dqn and apex")
-    ],
-)
+SPREAD: dict[str, Any] = {"num_envs": 16, "num_lanes": 8}
+
+
+@functools.cache
+def by_one_device(name: str) -> Any:
+    return state_under(ONE_DEVICE, AGENTS[name](), team(3, dies=True), **SPREAD)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mappo and ppo", "gru and steps", "dqn and apex"])
+@pytest.mark.parametrize("placement", PLACEMENTS)
 def test_every_placement_learns_the_same(placement: str, name: str) -> None:
-    params = []
-    for each in (podium.Anakin(devices=1), PLACEMENTS[placement]):
-        agent = AGENTS[name]()
-        program = each.build(agent, team(3, dies=True), num_lanes=8, num_envs=16, rollout_length=8)
-        try:
-            state = program.init(0)
-            for _ in range(6):
-                state, metrics = program.chunk(state, 1)
-            assert metrics["finite"].all()
-            params.append(jax.device_get(agent.actor(program.agent_state(state))))
-        finally:
-            program.close()
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5), *params)
+    found = state_under(PLACEMENTS[placement], AGENTS[name](), team(3, dies=True), **SPREAD)
+    assert_same(found, by_one_device(name))
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import podium
+from everywhere import ONE_DEVICE, PLACEMENTS, PLAY_ON_HOST, all_but, assert_same, state_under
 from podium import envs, games
 from podium.agent import Agent, fresh_carry
 from podium.agents import a2c, dqn, impala, ppo
@@ -35,25 +37,6 @@ KUHN, TIC_TAC_TOE = envs.make("podium/Kuhn"), envs.make("podium/TicTacToe", open
 
 def in_league(name: str = "ppo", size: int = 2, snapshot_every: int = 2, **more: Any) -> Agent:
     return podium.league(AGENTS[name](), size=size, snapshot_every=snapshot_every, **{"self_play": 0.5, **more})
-
-
-def trained(agent: Agent, env: Env, num_envs: int = 8, updates: int = 6, length: int = 8, **more: Any) -> Any:
-    """Return the agent's State after some updates on one device."""
-    return _state(podium.Anakin(devices=1), agent, env, num_envs, updates, length, **more)
-
-
-def _state(
-    placement: Any, agent: Agent, env: Any, num_envs: int = 8, updates: int = 6, length: int = 8, **more: Any
-) -> Any:
-    program = placement.build(agent, env, num_envs=num_envs, rollout_length=length, **more)
-    try:
-        state = program.init(0)
-        for _ in range(updates):
-            state, metrics = program.chunk(state, 1)
-        assert metrics["finite"].all()
-        return jax.device_get(program.agent_state(state))
-    finally:
-        program.close()
 
 
 def played(agent: Agent, state: Any, env: Env, num_envs: int, length: int) -> Trajectory:
@@ -149,9 +132,9 @@ def test_advantages_are_those_of_the_learners_own_moves(env: Env) -> None:
 
 @pytest.mark.slow
 def test_self_play_alone_is_the_agent_itself() -> None:
-    expected = trained(AGENTS["ppo"](), TIC_TAC_TOE)
-    found = trained(in_league(self_play=1), TIC_TAC_TOE).learner
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), expected, found)
+    expected = state_under(ONE_DEVICE, AGENTS["ppo"](), TIC_TAC_TOE)
+    found = state_under(ONE_DEVICE, in_league(self_play=1), TIC_TAC_TOE).learner
+    assert_same(found, expected, tolerance=1e-6)
 
 
 def test_each_environment_meets_its_opponent_in_its_seat() -> None:
@@ -217,9 +200,9 @@ def test_results_count_for_the_snapshot_that_was_met() -> None:
 
 
 def test_the_pool_holds_the_newest_snapshots() -> None:
-    state = trained(in_league(size=2, snapshot_every=2), TIC_TAC_TOE, updates=7)
+    state = state_under(ONE_DEVICE, in_league(size=2, snapshot_every=2), TIC_TAC_TOE, updates=7)
     assert state.number.tolist() == [2, 3] and state.iterations == 7
-    earlier = trained(in_league(size=2, snapshot_every=2), TIC_TAC_TOE, updates=6)
+    earlier = state_under(ONE_DEVICE, in_league(size=2, snapshot_every=2), TIC_TAC_TOE, updates=6)
     newest = in_league().evaluated.actor(earlier)
     jax.tree.map(lambda pool, x: np.testing.assert_array_equal(pool[1], x), state.pool, newest)
 
@@ -258,20 +241,9 @@ def test_opponents_are_drawn_by_their_weights(matchmaking: Any, expected: list[f
     np.testing.assert_allclose(groups, np.broadcast_to(counts / 4, (4, 4)), atol=0.05)  # No group is one's own.
 
 
-PLACEMENTS = {
-    "single": podium.Single(),
-    "two devices": podium.Anakin(devices=2),
-    "sebulba": podium.Sebulba(actor_devices=1, learner_devices=1, lockstep=True),
-    "central inference": podium.CentralInference(lockstep=True),
-    "distributed actors": podium.DistributedActors(workers=1, lockstep=True),
-    "parameter server": podium.ParameterServer(workers=1),
-    "local sgd": podium.LocalSGD(devices=1),
-}
-ON_HOST = ("sebulba", "central inference", "distributed actors")
-
-
-def _same(a: Any, b: Any) -> None:
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5), a, b)
+@functools.cache
+def by_one_device(name: str) -> Any:
+    return state_under(ONE_DEVICE, in_league(name), probe_game(3))
 
 
 FAST = [("two devices", "ppo-gru")]
@@ -281,23 +253,23 @@ FAST = [("two devices", "ppo-gru")]
     ("placement", "name"),
     [
         pytest.param(placement, name, marks=[] if (placement, name) in FAST else [pytest.mark.slow])
-        for placement in PLACEMENTS
+        for placement in all_but("eight devices")
         for name in ("ppo-gru", "impala", "dqn-3-step")
     ],
 )
 def test_every_placement_learns_the_same(placement: str, name: str) -> None:
     agent, env = in_league(name), probe_game(3)
-    expected = trained(agent, env)
-    _same(expected, _state(PLACEMENTS[placement], agent, env))
-    if placement in ON_HOST and name == "dqn-3-step":
-        _same(expected, _state(PLACEMENTS[placement], agent, on_host(env)))
+    assert_same(state_under(PLACEMENTS[placement], agent, env), by_one_device(name))
+    if placement in PLAY_ON_HOST and name == "dqn-3-step":
+        assert_same(state_under(PLACEMENTS[placement], agent, on_host(env)), by_one_device(name))
 
 
 @pytest.mark.slow
 def test_eight_devices_learn_the_same() -> None:
     agent = in_league(size=4, matchmaking="variance")
-    one, eight = (_state(podium.Anakin(devices=n), agent, TIC_TAC_TOE, 32, 5, num_lanes=8) for n in (1, 8))
-    _same(one, eight)
+    sizes: dict[str, Any] = {"updates": 5, "num_envs": 32, "num_lanes": 8}
+    one, eight = (state_under(podium.Anakin(devices=n), agent, TIC_TAC_TOE, **sizes) for n in (1, 8))
+    assert_same(eight, one)
 
 
 @pytest.mark.slow
@@ -321,7 +293,7 @@ def test_what_is_evaluated_and_loaded_is_the_agent_alone(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_evolution_and_populations_play_it() -> None:
     env = probe_game(2)
-    _state(podium.Evolution(devices=1), in_league(), env, updates=2)
+    state_under(podium.Evolution(devices=1), in_league(), env, updates=2)
     space = {"learning_rate": podium.log_range(1e-4, 1e-2, 2)}
     population = podium.Population(members=2, space=space, devices=1)
     sizes = {"num_envs": 8, "rollout_length": 8, "num_steps": 256, "progress": False}

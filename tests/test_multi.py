@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import podium
+from everywhere import ONE_DEVICE, PLACEMENTS, all_but, assert_same, state_under
 from podium import testing
 from podium.agents import dqn, ippo, mappo, ppo, pqn
 from podium.env import Env, auto_reset
@@ -44,32 +46,16 @@ def test_they_learn(name: str, dies: bool) -> None:
     assert result.summary["eval_return"] == pytest.approx(2.0, abs=0.1)
 
 
-PLACEMENTS = {
-    "single": podium.Single(),
-    "two devices": podium.Anakin(devices=2),
-    "sebulba": podium.Sebulba(actor_devices=1, learner_devices=1, lockstep=True),
-    "central inference": podium.CentralInference(lockstep=True),
-    "distributed actors": podium.DistributedActors(workers=1, lockstep=True),
-    "parameter server": podium.ParameterServer(workers=1),
-    "local sgd": podium.LocalSGD(devices=1),
-}
+@functools.cache
+def by_one_device(name: str) -> Any:
+    return state_under(ONE_DEVICE, AGENTS[name](), team(3, dies=True))
 
 
 @pytest.mark.parametrize("name", ["mappo", "ippo-gru", "dqn"])
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", all_but("eight devices"))
 def test_every_placement_learns_the_same(placement: str, name: str) -> None:
-    params = []
-    for each in (podium.Anakin(devices=1), PLACEMENTS[placement]):
-        program = each.build(AGENTS[name](), team(3, dies=True), num_envs=8, rollout_length=8)
-        try:
-            state = program.init(0)
-            for _ in range(6):
-                state, metrics = program.chunk(state, 1)
-            assert metrics["finite"].all()
-            params.append(jax.device_get(program.agent_state(state).params))
-        finally:
-            program.close()
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5), *params)
+    found = state_under(PLACEMENTS[placement], AGENTS[name](), team(3, dies=True))
+    assert_same(found, by_one_device(name))
 
 
 def test_what_happens_to_one_is_its_own() -> None:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import everywhere
 import podium
 from podium import envs, replay
 from podium.envs import wrappers
@@ -186,31 +187,17 @@ def stacked_catch(num_frames: int = 4, says_so: bool = True) -> Any:
     return env._replace(spec=dataclasses.replace(env.spec, obs=dataclasses.replace(env.spec.obs, num_frames=1)))
 
 
-PLACEMENTS = {
-    "anakin": podium.Anakin(devices=1),
-    "two devices": podium.Anakin(devices=2),
-    "sebulba": podium.Sebulba(actor_devices=1, learner_devices=1, lockstep=True),
-}
-
-
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", ["anakin", "two devices", "sebulba"])
 @pytest.mark.parametrize("agent", ["dqn", "apex"])
 def test_agents_learn_the_same_of_frames_as_of_stacks(agent: str, placement: str) -> None:
     module = getattr(podium.agents, agent)
-    sizes = {"buffer_capacity": 512, "min_replay_size": 64, "batch_size": 32}
-    states = []
-    for says_so in (True, False):
-        program = PLACEMENTS[placement].build(
-            module.make(module.Config(**sizes)), stacked_catch(says_so=says_so), num_envs=8, rollout_length=4
-        )
-        try:
-            state, _ = program.chunk(program.init(0), 1)
-            for _ in range(11):
-                state, _ = program.chunk(state, 1)
-            states.append(jax.device_get(program.agent_state(state).params))
-        finally:
-            program.close()
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), *states)
+    made = module.make(module.Config(buffer_capacity=512, min_replay_size=64, batch_size=32))
+    where = {**everywhere.PLACEMENTS, "anakin": everywhere.ONE_DEVICE}[placement]
+    of_frames, of_stacks = (
+        everywhere.state_under(where, made, stacked_catch(says_so=says_so), updates=12, rollout_length=4)
+        for says_so in (True, False)
+    )
+    everywhere.assert_same(of_frames, of_stacks, tolerance=1e-6)
 
 
 def test_a_replay_apart_keeps_frames() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import podium
+from everywhere import ONE_DEVICE, PLACEMENTS, PLAY_ON_HOST, all_but, assert_same, state_under
 from podium import replay
 from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow
 from podium.env import auto_reset
@@ -91,44 +93,23 @@ def _value(name: str, agent: Any, state: Any, obs: Seen) -> float:
     return float(network.apply(state.params, network.carry(1), obs, first)[0].max())
 
 
-def _params(placement: Any, agent: Any, env: Any, updates: int = 6) -> Any:
-    program = placement.build(agent, env, num_envs=8, rollout_length=8)
-    try:
-        state = program.init(0)
-        for _ in range(updates):
-            state, metrics = program.chunk(state, 1)
-        assert metrics["finite"].all()
-        return jax.device_get(program.agent_state(state).params)
-    finally:
-        program.close()
-
-
-PLACEMENTS = {
-    "single": podium.Single(),
-    "two devices": podium.Anakin(devices=2),
-    "sebulba": podium.Sebulba(actor_devices=1, learner_devices=1, lockstep=True),
-    "central inference": podium.CentralInference(lockstep=True),
-    "distributed actors": podium.DistributedActors(workers=1, lockstep=True),
-    "parameter server": podium.ParameterServer(workers=1),
-    "local sgd": podium.LocalSGD(devices=1),
-}
-ON_HOST = ("sebulba", "central inference", "distributed actors")
+@functools.cache
+def by_one_device(name: str) -> Any:
+    return state_under(ONE_DEVICE, AGENTS[name](), probe_game(3))
 
 
 @pytest.mark.parametrize("name", ["ppo-gru", "impala", "dqn-3-step"])
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", all_but("eight devices"))
 def test_every_placement_learns_the_same(placement: str, name: str) -> None:
     agent, env = AGENTS[name](), probe_game(3)
-    expected = _params(podium.Anakin(devices=1), agent, env)
-    same = lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
-    jax.tree.map(same, expected, _params(PLACEMENTS[placement], agent, env))
-    if placement in ON_HOST and name == "dqn-3-step":
-        jax.tree.map(same, expected, _params(PLACEMENTS[placement], agent, on_host(env)))
+    assert_same(state_under(PLACEMENTS[placement], agent, env), by_one_device(name))
+    if placement in PLAY_ON_HOST and name == "dqn-3-step":
+        assert_same(state_under(PLACEMENTS[placement], agent, on_host(env)), by_one_device(name))
 
 
 def test_evolution_and_populations_play_it() -> None:
     env = probe_game(2)
-    _params(podium.Evolution(devices=1), AGENTS["ppo"](), env, updates=2)
+    state_under(podium.Evolution(devices=1), AGENTS["ppo"](), env, updates=2)
     space = {"learning_rate": podium.log_range(1e-4, 1e-2, 2)}
     program = podium.Population(members=2, space=space, devices=1).build(
         AGENTS["ppo"](), env, num_envs=8, rollout_length=8, max_updates=2
@@ -223,7 +204,7 @@ def test_a_critic_sees_the_world_and_the_policy_its_view() -> None:
 
 def test_views_are_normalised_and_what_is_legal_is_not() -> None:
     agent = ppo.make(ppo.Config(hidden_sizes=(8,), num_minibatches=1, normalize_obs=True))
-    params = _params(podium.Anakin(devices=1), agent, probe_game(2), updates=3)
+    params = state_under(ONE_DEVICE, agent, probe_game(2), updates=3).params
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import podium
+from everywhere import ONE_DEVICE, PLACEMENTS, assert_same, state_under
 from podium import envs
 from podium.agents import alphazero
 from podium.env import auto_reset
@@ -111,28 +113,15 @@ def test_the_gradient_is_that_of_the_loss() -> None:
     assert float(aux.metrics["value_loss"]) == pytest.approx(float((0.5 - output.value[0]) ** 2), rel=1e-4)
 
 
-PLACEMENTS = {
-    "single": podium.Single(),
-    "two devices": podium.Anakin(devices=2),
-    "sebulba": podium.Sebulba(actor_devices=1, learner_devices=1, lockstep=True),
-    "distributed actors": podium.DistributedActors(workers=1, lockstep=True),
-}
+@functools.cache
+def by_one_device() -> Any:
+    return state_under(ONE_DEVICE, agent(), game(openings=3), updates=4)
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", ["single", "two devices", "sebulba", "distributed actors"])
 def test_every_placement_learns_the_same(placement: str) -> None:
-    params = []
-    for each in (podium.Anakin(devices=1), PLACEMENTS[placement]):
-        program = each.build(agent(), game(openings=3), num_envs=8, rollout_length=8)
-        try:
-            state = program.init(0)
-            for _ in range(4):
-                state, metrics = program.chunk(state, 1)
-            assert metrics["finite"].all()
-            params.append(jax.device_get(program.agent_state(state).params))
-        finally:
-            program.close()
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5), *params)
+    found = state_under(PLACEMENTS[placement], agent(), game(openings=3), updates=4)
+    assert_same(found, by_one_device())
 
 
 def test_a_resumed_run_is_the_same_and_loads_by_name(tmp_path: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import podium
+from everywhere import ONE_DEVICE, PLACEMENTS, assert_same, state_under
 from podium import envs, testing
 from podium.agent import Agent
 from podium.agents import muzero
@@ -306,43 +308,16 @@ def test_what_is_not_legal_is_never_played() -> None:
     np.testing.assert_array_equal(stored.turn, trajectory.turn)
 
 
-PLACEMENTS: dict[str, Any] = {
-    "single": podium.Single(),
-    "two devices": podium.Anakin(devices=2),
-    "eight devices": podium.Anakin(devices=8),
-    "sebulba": podium.Sebulba(actor_devices=1, learner_devices=1, lockstep=True),
-    "central inference": podium.CentralInference(lockstep=True),
-    "distributed actors": podium.DistributedActors(workers=1, lockstep=True),
-    "parameter server": podium.ParameterServer(workers=1),
-    "local sgd": podium.LocalSGD(devices=1),
-}
-QUICK = ("two devices",)
-"""What every change waits for."""
-
-
-def params_of(placement: Any, learner: Agent, env: Any) -> Any:
-    program = placement.build(learner, env, num_envs=8, rollout_length=8)
-    try:
-        state = program.init(0)
-        for _ in range(4):
-            state, metrics = program.chunk(state, 1)
-        assert metrics["finite"].all() and np.isfinite(metrics["loss"]).all()
-        return jax.device_get(program.agent_state(state).params)
-    finally:
-        program.close()
-
-
-@pytest.fixture(scope="module")
+@functools.cache
 def by_one_device() -> Any:
-    return params_of(podium.Anakin(devices=1), agent(**GAME), envs.make(TICTACTOE, openings=3))
+    return state_under(ONE_DEVICE, agent(**GAME), envs.make(TICTACTOE, openings=3), updates=4)
 
 
-@pytest.mark.parametrize(
-    "placement", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PLACEMENTS]
-)
-def test_every_placement_learns_the_same(placement: str, by_one_device: Any) -> None:
-    found = params_of(PLACEMENTS[placement], agent(**GAME), envs.make(TICTACTOE, openings=3))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5), found, by_one_device)
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_every_placement_learns_the_same(placement: str) -> None:
+    found = state_under(PLACEMENTS[placement], agent(**GAME), envs.make(TICTACTOE, openings=3), updates=4)
+    assert_same(found, by_one_device())
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import podium
+from everywhere import ONE_DEVICE, PLACEMENTS, all_but, assert_same, state_under
 from podium import testing
 from podium.agents import dqn, vdn
 from podium.env import Env, auto_reset
@@ -100,32 +102,16 @@ def test_agents_act_as_those_of_dqn_do() -> None:
     assert drawn.shape == (4, 3) and (drawn < 3).all()
 
 
-PLACEMENTS = {
-    "single": podium.Single(),
-    "eight devices": podium.Anakin(devices=8),
-    "sebulba": podium.Sebulba(actor_devices=1, learner_devices=1, lockstep=True),
-    "distributed actors": podium.DistributedActors(workers=1, lockstep=True),
-    "parameter server": podium.ParameterServer(workers=1),
-    "local sgd": podium.LocalSGD(devices=1),
-}
+@functools.cache
+def by_one_device() -> Any:
+    return state_under(ONE_DEVICE, vdn.make(CONFIG), testing.probe_team(3, 3, dies=True), num_lanes=8)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", all_but("two devices", "central inference"))
 def test_every_placement_learns_the_same(placement: str) -> None:
-    params = []
-    for each in (podium.Anakin(devices=1), PLACEMENTS[placement]):
-        env = testing.probe_team(3, 3, dies=True)
-        program = each.build(vdn.make(CONFIG), env, num_lanes=8, num_envs=8, rollout_length=8)
-        try:
-            state = program.init(0)
-            for _ in range(6):
-                state, metrics = program.chunk(state, 1)
-            assert metrics["finite"].all()
-            params.append(jax.device_get(program.agent_state(state).params))
-        finally:
-            program.close()
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5), *params)
+    env = testing.probe_team(3, 3, dies=True)
+    assert_same(state_under(PLACEMENTS[placement], vdn.make(CONFIG), env, num_lanes=8), by_one_device())
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,6 @@ import numpy as np
 import pytest
 
 from podium.envs.atari.games import Game
-
-# The scalar core and its oracle are a package of the tests: `from atari import scalar`.
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 
 class Ale:

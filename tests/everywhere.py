@@ -1,0 +1,53 @@
+"""One agent under every placement whose arithmetic is that of one device, and what it becomes under each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+import podium
+from podium.agent import Agent
+
+PLACEMENTS: dict[str, Any] = {
+    "single": podium.Single(),
+    "two devices": podium.Anakin(devices=2),
+    "eight devices": podium.Anakin(devices=8),
+    "sebulba": podium.Sebulba(actor_devices=1, learner_devices=1, lockstep=True),
+    "central inference": podium.CentralInference(lockstep=True),
+    "distributed actors": podium.DistributedActors(workers=1, lockstep=True),
+    "parameter server": podium.ParameterServer(workers=1),
+    "local sgd": podium.LocalSGD(devices=1),
+}
+ONE_DEVICE = podium.Anakin(devices=1)
+PLAY_ON_HOST = ("sebulba", "central inference", "distributed actors")
+"""Those that take environments on the host too, and train by them as by pure ones."""
+
+
+def all_but(*names: str) -> list[str]:
+    """Return the names of all placements but these."""
+    assert set(names) <= set(PLACEMENTS), names
+    return [name for name in PLACEMENTS if name not in names]
+
+
+def state_under(
+    placement: Any, agent: Agent, env: Any, updates: int = 6, num_envs: int = 8, rollout_length: int = 8, **sizes: Any
+) -> Any:
+    """Return the agent's State after some updates of seed 0, in the last of which it learnt."""
+    program = placement.build(agent, env, num_envs=num_envs, rollout_length=rollout_length, **sizes)
+    try:
+        state = program.init(0)
+        for _ in range(updates):
+            state, metrics = program.chunk(state, 1)
+        assert metrics["finite"].all()
+        # A replay that is not full yet learns nothing, and its loss is nan; Evolution has none.
+        assert np.isfinite(metrics.get("loss", 0.0)).all()
+        return jax.device_get(program.agent_state(state))
+    finally:
+        program.close()
+
+
+def assert_same(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    """Assert that trees of arrays differ by no more than rounding does."""
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance), found, expected)
