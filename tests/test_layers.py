@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,13 +24,16 @@ def test_every_import_goes_down():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Yield the full name of every module that a file imports; relative ones with their dots."""
+@functools.cache
+def imported(path: Path) -> list[str]:
+    """Return the full name of every module that a file imports; relative ones with their dots."""
+    names = []
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            yield "." * node.level + (node.module or "")
+            names.append("." * node.level + (node.module or ""))
+    return names
 
 
 def test_nothing_imports_envs_agents_or_experiments_as_top_level_packages():

@@ -110,10 +110,15 @@ CASES = {
 def pairs(*others: str | int) -> list[Any]:
     """Return every case beside every one of `others`, the costly ones marked slow."""
     return [
-        pytest.param(name, other, marks=[] if other in case.quick else [pytest.mark.slow])
+        pytest.param(name, other, marks=[together(name), *[pytest.mark.slow] * (other not in case.quick)])
         for name, case in CASES.items()
         for other in others
     ]
+
+
+def together(name: str) -> pytest.MarkDecorator:
+    """Return a mark by which one process has all of a case, and trains it on one device once."""
+    return pytest.mark.xdist_group(f"parity {name}")
 
 
 class Run(NamedTuple):
@@ -174,7 +179,9 @@ def test_the_readable_oracle_agrees(name: str, other: str) -> None:
         np.testing.assert_allclose(compiled.metrics[metric], readable.metrics[metric], 1e-4, 1e-5, err_msg=metric)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.quick])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=together(name)) for name, case in CASES.items() if case.quick]
+)
 def test_the_runs_compared_did_learn(name: str) -> None:
     """Parameters that never moved would agree as well."""
     case, result = CASES[name], run(name, podium.Anakin(1))

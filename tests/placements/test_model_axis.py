@@ -75,9 +75,17 @@ QUICK = {("ppo", "1x2"), ("ppo", "sharded")}
 
 
 def cases(*names: str, without: str = "") -> list[Any]:
-    """Return every agent but one beside every layout, those that no change need wait for marked slow."""
-    pairs = [(name, where) for name in AGENTS for where in names if name != without]
-    return [pytest.param(*pair, marks=[] if pair in QUICK else [pytest.mark.slow]) for pair in pairs]
+    """Return every agent but one beside every layout, those that no change need wait for marked slow.
+
+    One process has all of an agent, so that each of its programs is compiled and run once.
+    """
+    slow, together = pytest.mark.slow, pytest.mark.xdist_group
+    return [
+        pytest.param(name, where, marks=[together(f"model axis {name}"), *[slow] * ((name, where) not in QUICK)])
+        for name in AGENTS
+        for where in names
+        if name != without
+    ]
 
 
 class Run(NamedTuple):

@@ -113,7 +113,7 @@ def variance(placement: Any, length: int, env: Any = None, steps: int = STEPS, *
 
 
 def test_the_statistics_are_gymnasiums_whatever_the_rollouts_length() -> None:
-    found = [variance(podium.Anakin(1), length) for length in (5, 16, 64, 128)]
+    found = [variance(podium.Anakin(1), length) for length in (5, 128)]
     np.testing.assert_allclose(found, expected(), rtol=1e-5)
 
 
