@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import platform
 import shutil
@@ -108,6 +109,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.smoke)
         if item.nodeid.startswith(NIGHTLY):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Search for garbage less often, and not among what was imported and collected, which all lives to the end.
+
+    JAX's traces are large graphs of objects, so that the default of 700 new ones has all of them walked all the time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(params=["nightly", "smoke"])
