@@ -17,7 +17,7 @@ import tyro
 
 import podium
 from podium.agents import ppo
-from podium.placement.report import in_bytes
+from podium.report import in_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

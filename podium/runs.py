@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from podium.files import to_jsonable, write_json
-from podium.placement.report import Report
+from podium.report import Report
 from podium.upgrades import NEW_FIELDS
 
 SCHEMA = 1

@@ -31,8 +31,8 @@ from podium.host import HostEnvFactory
 from podium.loop import Result
 from podium.narrow import narrow
 from podium.placement.anakin import Anakin
-from podium.placement.contract import nbytes
 from podium.ranges import check_positive, largest_divisor, nearest_multiples
+from podium.report import nbytes
 from podium.runs import CONFIG, check_new_folder
 from podium.schedule import Schedule, make_schedule
 from podium.space import Setting, Space, settings_of

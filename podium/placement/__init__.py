@@ -10,7 +10,7 @@ import dataclasses
 
 from podium.placement.anakin import Anakin
 from podium.placement.central_inference import CentralInference
-from podium.placement.contract import Placement, Program, Report, RunState, Sizes
+from podium.placement.contract import Placement, Program, RunState, Sizes
 from podium.placement.distributed_actors import DistributedActors
 from podium.placement.evolution import Evolution
 from podium.placement.local_sgd import LocalSGD
@@ -20,6 +20,7 @@ from podium.placement.remote import ray  # noqa: F401  # Adds its engine; Ray it
 from podium.placement.sebulba import Sebulba
 from podium.placement.single import Single
 from podium.ranges import did_you_mean
+from podium.report import Report
 
 PLACEMENTS: dict[str, type[Placement]] = {
     "single": Single,

@@ -29,21 +29,9 @@ from podium.placement.actors.actor import make_acting
 from podium.placement.compiled.chunk import CompiledLoop
 from podium.placement.compiled.iteration import gradient_bytes, prepared_shapes, resolve_lanes, start
 from podium.placement.compiled.runs import BY_RUN, fused, side_by_side, start_runs
-from podium.placement.contract import (
-    NEVER,
-    Acting,
-    Asked,
-    Move,
-    Placement,
-    Program,
-    Report,
-    RunState,
-    Sizes,
-    in_bytes,
-    roles_on,
-    shares,
-)
+from podium.placement.contract import Acting, Asked, Placement, Program, RunState, Sizes
 from podium.ranges import nearest_multiples
+from podium.report import NEVER, Move, Report, in_bytes, roles_on, shares
 from podium.rollout import RolloutState, rollout, specs_of
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree
 

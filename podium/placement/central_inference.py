@@ -24,20 +24,10 @@ from podium.placement.actors.inference import ADDITIONS, InferencePool, bytes_mo
 from podium.placement.actors.loop import ActorLearnerLoop
 from podium.placement.compiled.iteration import resolve_lanes
 from podium.placement.compiled.learner import learner_of, learning_bytes
-from podium.placement.contract import (
-    EPISODES_RESTART,
-    Asked,
-    Move,
-    Placement,
-    Program,
-    Report,
-    Role,
-    Sizes,
-    roles_on,
-    shares,
-)
+from podium.placement.contract import EPISODES_RESTART, Asked, Placement, Program, Sizes
 from podium.placement.remote.envs import Engine, place_envs
 from podium.ranges import check_divides, check_fields
+from podium.report import Move, Report, Role, roles_on, shares
 from podium.types import Metrics
 
 

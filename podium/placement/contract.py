@@ -20,9 +20,9 @@ from podium import distributed
 from podium.agent import Agent
 from podium.env import Env
 from podium.host import HostEnvFactory
-from podium.placement.report import NEVER, Move, Report, Role, device_name, in_bytes, nbytes, numbers, roles_on, shares  # noqa: F401
 from podium.ranges import check_positive
 from podium.replay.frames import stacks_of
+from podium.report import Report
 from podium.rollout import Rollout, RolloutState
 from podium.tally import OF_EPISODES, Addition
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree

@@ -39,16 +39,9 @@ from podium.placement.contract import (
     Actor,
     Asked,
     Experience,
-    Move,
     Placement,
     Program,
-    Report,
-    Role,
     Sizes,
-    device_name,
-    nbytes,
-    roles_on,
-    shares,
 )
 from podium.placement.remote.actors import RemoteActor
 from podium.placement.remote.engine import Engine, resolve_engine
@@ -56,6 +49,7 @@ from podium.placement.remote.replay import ReplayFunctions, ReplayServer
 from podium.placement.threads.rate_limiter import RateLimiter
 from podium.placement.threads.supervision import ActorError, Heartbeat, SupervisedThread, Supervisor, end_threads
 from podium.ranges import check_divides, check_fields
+from podium.report import Move, Report, Role, device_name, nbytes, roles_on, shares
 from podium.rollout import Rollout, join
 from podium.types import Key, Metrics, PyTree
 

@@ -32,22 +32,11 @@ from podium.host import HostEnvFactory
 from podium.placement.actors.host import HostActing, Rows
 from podium.placement.compiled.chunk import CompiledLoop
 from podium.placement.compiled.iteration import chunk_finite
-from podium.placement.contract import (
-    NEVER,
-    OF_EPISODES,
-    Addition,
-    Asked,
-    Move,
-    Placement,
-    Program,
-    Report,
-    Role,
-    Sizes,
-    device_name,
-    nbytes,
-)
+from podium.placement.contract import Asked, Placement, Program, Sizes
 from podium.placement.threads.supervision import Heartbeat, supervise
 from podium.ranges import check_fields, largest_divisor, nearest_multiples
+from podium.report import NEVER, Move, Report, Role, device_name, nbytes
+from podium.tally import OF_EPISODES, Addition
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree
 
 BLOCK_BYTES = 1 << 22

@@ -31,23 +31,9 @@ from podium.placement.actors.pool import ADDITIONS, ActorPool
 from podium.placement.compiled.chunk import CompiledLoop
 from podium.placement.compiled.iteration import chunk_finite, empty_replay, resolve_lanes, rollout_finite, start
 from podium.placement.compiled.learner import Learner
-from podium.placement.contract import (
-    EPISODES_RESTART,
-    Acting,
-    Asked,
-    Loop,
-    Move,
-    Placement,
-    Program,
-    Report,
-    Role,
-    Sizes,
-    adopt,
-    device_name,
-    nbytes,
-    shares,
-)
+from podium.placement.contract import EPISODES_RESTART, Acting, Asked, Loop, Placement, Program, Sizes, adopt
 from podium.ranges import check_choice, check_divides, check_fields, largest_divisor
+from podium.report import Move, Report, Role, device_name, nbytes, shares
 from podium.rollout import RolloutState, map_envs, specs_of
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 

@@ -29,23 +29,7 @@ from podium.host import HostEnvFactory
 from podium.placement.actors.actor import make_acting
 from podium.placement.actors.gradients import GradientFunctions
 from podium.placement.compiled.iteration import all_finite, empty_replay, resolve_lanes
-from podium.placement.contract import (
-    ACTING,
-    EPISODES_RESTART,
-    Addition,
-    Asked,
-    Move,
-    Placement,
-    Program,
-    Report,
-    Role,
-    RunState,
-    Sizes,
-    device_name,
-    episode_seed,
-    nbytes,
-    shares,
-)
+from podium.placement.contract import ACTING, EPISODES_RESTART, Asked, Placement, Program, RunState, Sizes, episode_seed
 from podium.placement.remote.engine import Engine, Handle, LostError, resolve_engine
 from podium.placement.threads.supervision import (
     POLL_SECONDS,
@@ -59,7 +43,9 @@ from podium.placement.threads.supervision import (
     end_threads,
 )
 from podium.ranges import check_divides, check_fields
+from podium.report import Move, Report, Role, device_name, nbytes, shares
 from podium.rollout import Rollout
+from podium.tally import Addition
 from podium.types import Key, Metrics, PyTree
 
 ADDITIONS: Mapping[str, Addition] = {

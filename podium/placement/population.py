@@ -28,20 +28,9 @@ from podium.placement.actors.actor import make_acting
 from podium.placement.compiled.chunk import CompiledLoop
 from podium.placement.compiled.iteration import resolve_lanes
 from podium.placement.compiled.runs import BY_RUN, fused, side_by_side, start_runs
-from podium.placement.contract import (
-    NEVER,
-    Acting,
-    Asked,
-    Move,
-    Placement,
-    Program,
-    Report,
-    RunState,
-    Sizes,
-    nbytes,
-    roles_on,
-)
+from podium.placement.contract import Acting, Asked, Placement, Program, RunState, Sizes
 from podium.ranges import check_fields, largest_divisor
+from podium.report import NEVER, Move, Report, nbytes, roles_on
 from podium.rollout import RolloutState
 from podium.space import Space, read_space
 from podium.tally import OF_EPISODES, Addition

@@ -26,24 +26,20 @@ from podium.placement.compiled.iteration import chunk_finite, resolve_lanes, rol
 from podium.placement.contract import (
     ACTING,
     EPISODES_RESTART,
-    NEVER,
     Acting,
     Actor,
     Asked,
     MakeActor,
-    Move,
     Placement,
     Program,
-    Report,
-    Role,
     RunState,
     Sizes,
-    device_name,
     episode_seed,
     update_count,
 )
 from podium.placement.threads.supervision import supervise
 from podium.ranges import check_fields
+from podium.report import NEVER, Move, Report, Role, device_name
 from podium.rollout import with_gap
 from podium.types import Metrics
 

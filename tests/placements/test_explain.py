@@ -12,7 +12,7 @@ import pytest
 import podium
 from podium.agents import ppo
 from podium.drawing import COLUMNS
-from podium.placement.report import Move, Report, Role
+from podium.report import Move, Report, Role
 
 PLACEMENTS: dict[str, Any] = {
     "Single": podium.Single(),

@@ -20,7 +20,7 @@ from podium.env import auto_reset
 from podium.learn import learn
 from podium.placement import PLACEMENTS
 from podium.placement.contract import Asked, RunState, Sizes
-from podium.placement.report import NEVER, Report, Role, device_name
+from podium.report import NEVER, Report, Role, device_name
 from podium.rollout import begin, rollout
 from podium.testing import check_metrics
 

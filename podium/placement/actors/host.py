@@ -19,8 +19,9 @@ from podium.devices import at, jit
 from podium.episodes import gained
 from podium.host import HostEnv, HostEnvFactory
 from podium.ops.returns import discounted_sum
-from podium.placement.contract import STATS, Acting, Experience, Following, MakeActor, nbytes, nothing_yet
+from podium.placement.contract import STATS, Acting, Experience, Following, MakeActor, nothing_yet
 from podium.placement.threads.supervision import Heartbeat, run_together
+from podium.report import nbytes
 from podium.rollout import Rollout, scaled, zeros
 from podium.types import Array, Key, PyTree, TimeStep
 

@@ -25,10 +25,12 @@ from podium.devices import at, jit
 from podium.placement.actors.host import EnvBatch, HostActing
 from podium.placement.actors.pool import ADDITIONS as POOL_ADDITIONS
 from podium.placement.actors.pool import ActorPool, Batch
-from podium.placement.contract import STATS, Actor, Addition, Experience, Following, nbytes, nothing_yet
+from podium.placement.contract import STATS, Actor, Experience, Following, nothing_yet
 from podium.placement.threads.channels import LatestParams
 from podium.placement.threads.supervision import POLL_SECONDS, Heartbeat
+from podium.report import nbytes
 from podium.rollout import map_envs, with_gap
+from podium.tally import Addition
 from podium.types import Key, PyTree
 
 ADDITIONS: Mapping[str, Addition] = {

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from podium import distributed
-from podium.placement.contract import ACTING, Actor, Addition, Experience, seed_after
+from podium.placement.contract import ACTING, Actor, Experience, seed_after
 from podium.placement.threads.channels import LatestParams, put, take
 from podium.placement.threads.supervision import (
     FatalError,
@@ -26,6 +26,7 @@ from podium.placement.threads.supervision import (
     end_threads,
 )
 from podium.rollout import Rollout, with_gap
+from podium.tally import Addition
 from podium.types import Key, PyTree
 
 ADDITIONS: Mapping[str, Addition] = {

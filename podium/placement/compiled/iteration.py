@@ -20,8 +20,9 @@ from podium.learn import (
     prepare,
     why_not_divides,
 )
-from podium.placement.contract import Acting, RunState, Sizes, nbytes
+from podium.placement.contract import Acting, RunState, Sizes
 from podium.replay.frames import stacks_of
+from podium.report import nbytes
 from podium.rollout import zeros
 from podium.types import Array, Key, PyTree, Trajectory
 

@@ -18,7 +18,8 @@ from podium.devices import make_mesh
 from podium.learn import learn
 from podium.networks import batch_over
 from podium.placement.compiled.iteration import chunk_finite, gradient_bytes, rollout_finite, start
-from podium.placement.contract import Acting, RunState, Sizes, nbytes
+from podium.placement.contract import Acting, RunState, Sizes
+from podium.report import nbytes
 from podium.rollout import Rollout, cut, join, map_envs, with_gap
 from podium.types import Key, Metrics, PyTree, Trajectory
 
