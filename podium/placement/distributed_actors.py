@@ -25,11 +25,12 @@ from podium import keys
 from podium.agent import Agent
 from podium.devices import Devices, resolve_apart, resolve_devices, share_devices
 from podium.env import Env
+from podium.finite import all_finite
 from podium.host import HostEnvFactory
 from podium.placement.actors.actor import compile_actors, make_acting
 from podium.placement.actors.loop import ActorLearnerLoop
 from podium.placement.actors.pool import ADDITIONS, ActorPool, account
-from podium.placement.compiled.iteration import all_finite, plan_shapes, resolve_lanes
+from podium.placement.compiled.iteration import plan_shapes, resolve_lanes
 from podium.placement.compiled.learner import learner_of, learning_bytes
 from podium.placement.compiled.minibatches import MinibatchSteps, observer_of
 from podium.placement.contract import (

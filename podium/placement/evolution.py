@@ -28,10 +28,10 @@ from podium.devices import Devices, make_mesh, resolve_devices
 from podium.env import Env
 from podium.evaluate import Episodes, make_evaluator
 from podium.evolve import EvolutionState, Play, Strategy, generation
+from podium.finite import chunk_finite
 from podium.host import HostEnvFactory
 from podium.placement.actors.host import HostActing, Rows
 from podium.placement.compiled.chunk import CompiledLoop
-from podium.placement.compiled.iteration import chunk_finite
 from podium.placement.contract import Asked, Placement, Program, Sizes
 from podium.placement.threads.supervision import Heartbeat, supervise
 from podium.ranges import check_fields, largest_divisor, nearest_multiples

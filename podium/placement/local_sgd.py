@@ -23,13 +23,14 @@ from podium import distributed, episodes, gossip, keys
 from podium.agent import Agent
 from podium.devices import Devices, make_mesh, resolve_devices
 from podium.env import Env
+from podium.finite import chunk_finite, rollout_finite
 from podium.host import HostEnvFactory
 from podium.learn import learn_from, prepare
 from podium.placement.actors.actor import compile_actors, make_acting
 from podium.placement.actors.loop import ActorLearnerLoop
 from podium.placement.actors.pool import ADDITIONS, ActorPool
 from podium.placement.compiled.chunk import CompiledLoop
-from podium.placement.compiled.iteration import chunk_finite, empty_replay, resolve_lanes, rollout_finite, start
+from podium.placement.compiled.iteration import empty_replay, resolve_lanes, start
 from podium.placement.compiled.learner import Learner
 from podium.placement.contract import EPISODES_RESTART, Acting, Asked, Loop, Placement, Program, Sizes, adopt
 from podium.ranges import check_choice, check_divides, check_fields, largest_divisor

@@ -25,10 +25,11 @@ from podium.agent import Agent
 from podium.compiling import run_once
 from podium.devices import Devices, at, jit, resolve_devices
 from podium.env import Env
+from podium.finite import all_finite
 from podium.host import HostEnvFactory
 from podium.placement.actors.actor import make_acting
 from podium.placement.actors.gradients import GradientFunctions
-from podium.placement.compiled.iteration import all_finite, empty_replay, resolve_lanes
+from podium.placement.compiled.iteration import empty_replay, resolve_lanes
 from podium.placement.contract import ACTING, EPISODES_RESTART, Asked, Placement, Program, RunState, Sizes, episode_seed
 from podium.placement.remote.engine import Engine, Handle, LostError, resolve_engine
 from podium.placement.threads.supervision import (

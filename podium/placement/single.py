@@ -19,10 +19,11 @@ import numpy as np
 from podium import keys
 from podium.agent import Agent
 from podium.env import Env
+from podium.finite import chunk_finite, rollout_finite
 from podium.host import HostEnvFactory
 from podium.learn import PYTHON, learn
 from podium.placement.actors.actor import make_acting
-from podium.placement.compiled.iteration import chunk_finite, resolve_lanes, rollout_finite, start
+from podium.placement.compiled.iteration import resolve_lanes, start
 from podium.placement.contract import (
     ACTING,
     EPISODES_RESTART,

@@ -20,7 +20,7 @@ from podium import envs
 from podium.agent import Agent
 from podium.agents import dqn, ppo
 from podium.checkpoint import CheckpointError, Checkpoints
-from podium.placement.compiled.iteration import rollout_finite
+from podium.finite import rollout_finite
 from podium.sinks import read_metrics
 from podium.types import Trajectory
 

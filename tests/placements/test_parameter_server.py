@@ -21,9 +21,9 @@ from podium import keys, replay
 from podium.agent import Agent
 from podium.agents import a2c, dqn, impala, ppo, pqn, r2d2, rainbow, reppo
 from podium.env import Env
+from podium.finite import all_finite
 from podium.placement.actors.actor import make_acting
 from podium.placement.actors.gradients import GradientFunctions
-from podium.placement.compiled.iteration import all_finite
 from podium.placement.contract import Sizes
 from podium.placement.parameter_server import Applied, Newest, Server
 from podium.placement.threads.supervision import ActorError

@@ -13,8 +13,9 @@ import numpy as np
 
 from podium import keys
 from podium.devices import at, jit
+from podium.finite import all_finite, rollout_finite
 from podium.learn import Gradient, Prepared, can_learn, gradient, num_gradients, prepare
-from podium.placement.compiled.iteration import all_finite, empty_replay, rollout_finite
+from podium.placement.compiled.iteration import empty_replay
 from podium.placement.contract import Acting, Actor, MakeActor, Sizes, seed_after
 from podium.rollout import Rollout, RolloutState, with_gap
 from podium.types import Array, Key, Metrics, PyTree

@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 from podium import distributed, xla
 from podium.compiling import CompiledOnMesh
+from podium.finite import SMALL, chunk_finite
 from podium.networks import batch_over
-from podium.placement.compiled.iteration import SMALL, chunk_finite
 from podium.placement.contract import Sizes
 from podium.types import Array, Key, Metrics
 

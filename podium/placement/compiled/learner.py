@@ -15,9 +15,10 @@ from podium import distributed, keys
 from podium.agent import Agent
 from podium.compiling import CompiledOnMesh
 from podium.devices import make_mesh
+from podium.finite import chunk_finite, rollout_finite
 from podium.learn import learn
 from podium.networks import batch_over
-from podium.placement.compiled.iteration import chunk_finite, gradient_bytes, rollout_finite, start
+from podium.placement.compiled.iteration import gradient_bytes, start
 from podium.placement.contract import Acting, RunState, Sizes
 from podium.report import nbytes
 from podium.rollout import Rollout, cut, join, map_envs, with_gap

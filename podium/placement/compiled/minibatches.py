@@ -14,8 +14,9 @@ from jax.sharding import PartitionSpec as P
 from podium import xla
 from podium.compiling import CompiledOnce
 from podium.devices import at, jit, make_mesh
+from podium.finite import rollout_finite
 from podium.networks import batch_over
-from podium.placement.compiled.iteration import rollout_finite, start
+from podium.placement.compiled.iteration import start
 from podium.placement.compiled.learner import Learner
 from podium.placement.contract import Acting, RunState, Sizes
 from podium.rollout import Rollout

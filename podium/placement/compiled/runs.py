@@ -14,9 +14,10 @@ from jax.sharding import PartitionSpec as P
 
 from podium import episodes, keys
 from podium.agent import Agent
+from podium.finite import rollout_finite
 from podium.learn import learn
 from podium.placement.compiled.chunk import Iterate
-from podium.placement.compiled.iteration import rollout_finite, start
+from podium.placement.compiled.iteration import start
 from podium.placement.contract import Acting, RunState, Sizes
 from podium.rollout import RolloutState, rollout
 from podium.types import Array, Key, Metrics, PyTree
