@@ -31,8 +31,8 @@ from podium.placement.actors.actor import compile_actors, make_acting
 from podium.placement.actors.loop import ActorLearnerLoop
 from podium.placement.actors.pool import ADDITIONS, ActorPool, account
 from podium.placement.compiled.iteration import plan_shapes, resolve_lanes
-from podium.placement.compiled.learner import learner_of, learning_bytes
-from podium.placement.compiled.minibatches import MinibatchSteps, observer_of
+from podium.placement.compiled.learner import learner_of, learning_bytes, observer_of
+from podium.placement.compiled.minibatches import MinibatchSteps
 from podium.placement.contract import (
     EPISODES_RESTART,
     STATS,

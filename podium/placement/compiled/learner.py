@@ -128,11 +128,6 @@ def learner_of(acting: Acting, sizes: Sizes, devices: Sequence[jax.Device]) -> L
     """Return the learner of the agent as it is: replay lanes lie along the mesh, and the agent's State everywhere."""
     agent = acting.agent
 
-    def partition(shapes: RunState) -> RunState:
-        once: Any = P()
-        replay = jax.tree.map(lambda x: P("env") if x.ndim else P(), shapes.replay)
-        return RunState(once, once, jax.tree.map(lambda x: P(), shapes.agent), replay, ())
-
     def update(state: RunState, trajectory: Trajectory) -> tuple[RunState, Metrics]:
         key = keys.iteration(state.key, state.update).learn
         learned = learn(key, agent, state.agent, state.replay, trajectory, sizes.num_lanes)
@@ -140,9 +135,36 @@ def learner_of(acting: Acting, sizes: Sizes, devices: Sequence[jax.Device]) -> L
         finite = chunk_finite(following.agent, rollout_finite(agent, trajectory))
         return following, {**learned.metrics, "finite": finite}
 
+    return _learner(acting, sizes, devices, update)
+
+
+def observer_of(acting: Acting, sizes: Sizes, devices: Sequence[jax.Device]) -> Learner:
+    """Return a learner whose updates only observe rollouts, of a run with no replay in its state; donates nothing."""
+    agent = acting.agent
+
+    def update(state: RunState, trajectory: Trajectory) -> tuple[RunState, Metrics]:
+        finite = rollout_finite(agent, trajectory).all()
+        return state._replace(agent=agent.observe(state.agent, trajectory)), {"finite": finite}
+
+    return _learner(acting, sizes, devices, update, with_replay=False, donate=False)
+
+
+def _learner(
+    acting: Acting,
+    sizes: Sizes,
+    devices: Sequence[jax.Device],
+    update: Callable[[RunState, Trajectory], tuple[RunState, Metrics]],
+    with_replay: bool = True,
+    donate: bool = True,
+) -> Learner:
+    def partition(shapes: RunState) -> RunState:
+        once: Any = P()
+        replay = jax.tree.map(lambda x: P("env") if x.ndim else P(), shapes.replay)
+        return RunState(once, once, jax.tree.map(lambda x: P(), shapes.agent), replay, ())
+
     mesh, shapes = make_mesh(devices, "env"), acting.shapes(sizes.rollout_length, sizes.num_envs)
-    begin = lambda key: start(key, acting, sizes, with_envs=False)
-    return Learner(agent, sizes, mesh, shapes, begin, partition, update)
+    begin = lambda key: start(key, acting, sizes, with_replay, with_envs=False)
+    return Learner(acting.agent, sizes, mesh, shapes, begin, partition, update, donate=donate)
 
 
 def learning_bytes(

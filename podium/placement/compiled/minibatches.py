@@ -13,28 +13,11 @@ from jax.sharding import PartitionSpec as P
 
 from podium import xla
 from podium.compiling import CompiledOnce
-from podium.devices import at, jit, make_mesh
-from podium.finite import rollout_finite
+from podium.devices import at, jit
 from podium.networks import batch_over
-from podium.placement.compiled.iteration import start
 from podium.placement.compiled.learner import Learner
-from podium.placement.contract import Acting, RunState, Sizes
 from podium.rollout import Rollout
-from podium.types import Key, Metrics, PyTree, Trajectory
-
-
-def observer_of(acting: Acting, sizes: Sizes, devices: Sequence[jax.Device]) -> Learner:
-    """Return a learner whose updates only observe rollouts; gradients come from minibatches. Nothing is donated."""
-    agent = acting.agent
-
-    def update(state: RunState, trajectory: Trajectory) -> tuple[RunState, Metrics]:
-        finite = rollout_finite(agent, trajectory).all()
-        return state._replace(agent=agent.observe(state.agent, trajectory)), {"finite": finite}
-
-    mesh, shapes = make_mesh(devices, "env"), acting.shapes(sizes.rollout_length, sizes.num_envs)
-    begin = lambda key: start(key, acting, sizes, with_replay=False, with_envs=False)
-    everywhere = lambda shapes: jax.tree.map(lambda x: P(), shapes)
-    return Learner(agent, sizes, mesh, shapes, begin, everywhere, update, donate=False)
+from podium.types import Key, Metrics, PyTree
 
 
 @dataclasses.dataclass(eq=False)
