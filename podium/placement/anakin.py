@@ -11,7 +11,7 @@ part of them and of the optimiser's moments (Rajbhandari et al. 2020, ZeRO, stag
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import jax
@@ -21,7 +21,6 @@ from podium import distributed
 from podium.agent import Agent
 from podium.devices import Devices, make_mesh, resolve_devices
 from podium.env import Env
-from podium.episodes import Ended
 from podium.host import HostEnvFactory
 from podium.layout import Layout, asked_words, check_asked, check_groups, split, who_shares
 from podium.learn import gradient, num_gradients
@@ -32,7 +31,7 @@ from podium.placement.compiled.runs import BY_RUN, fused, side_by_side, start_ru
 from podium.placement.contract import Acting, Asked, Placement, Program, RunState, Sizes
 from podium.ranges import nearest_multiples
 from podium.report import NEVER, Move, Report, in_bytes, roles_on, shares
-from podium.rollout import RolloutState, rollout, specs_of
+from podium.rollout import specs_of
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree
 
 GATHERED = "parameters gathered"
@@ -178,20 +177,15 @@ class _Iteration:
         return side_by_side(self._of_one, self.layout.mesh if self.by_seed else None)(state)
 
     def _of_one(self, state: RunState) -> tuple[RunState, Metrics, Array]:
-        return fused(self.acting, self.sizes, state, self._collect)
+        return fused(self.acting, self.sizes, state, self._spread)
 
-    def _collect(self, key: Key, agent: Agent, params: PyTree, state: RolloutState, version: Array) -> Any:
-        def local(key: Key, params: PyTree, state: RolloutState, version: Array) -> Any:
-            return rollout(key, agent, self.acting.env, params, state, self.sizes.rollout_length, version)
-
-        rows: Any = P(None, "env")
-        specs, out_specs = (P(), P(), P("env"), P()), (P("env"), specs_of("env"), Ended(rows, rows, rows, rows))
-        mesh = self.layout.mesh
-        if not self.by_seed and mesh.shape["env"] > 1:
-            local = jax.shard_map(
-                local, mesh=mesh, in_specs=specs, out_specs=out_specs, axis_names={"env"}, check_vma=False
-            )
-        return local(key, params, state, version)
+    def _spread(self, play: Callable) -> Callable:
+        """Return what lets each device play its own environments."""
+        mesh, rows = self.layout.mesh, P(None, "env")
+        if self.by_seed or mesh.shape["env"] == 1:
+            return play
+        specs, out_specs = (P(), P(), P("env"), P()), (P("env"), specs_of("env"), rows)
+        return jax.shard_map(play, mesh=mesh, in_specs=specs, out_specs=out_specs, axis_names={"env"}, check_vma=False)
 
     def start(self, key: Key) -> RunState:
         """Return the first state of all seeds."""

@@ -13,10 +13,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from podium import episodes, keys
-from podium.agent import Agent
 from podium.finite import rollout_finite
 from podium.learn import learn
-from podium.placement.compiled.chunk import Iterate
 from podium.placement.compiled.iteration import start
 from podium.placement.contract import Acting, RunState, Sizes
 from podium.rollout import RolloutState, rollout
@@ -27,7 +25,7 @@ BY_RUN = P("run")
 
 
 def fused(
-    acting: Acting, sizes: Sizes, state: RunState, collect: Callable[..., Any] | None = None
+    acting: Acting, sizes: Sizes, state: RunState, spread: Callable[[Callable], Callable] = lambda play: play
 ) -> tuple[RunState, Metrics, Array]:
     """Collect a rollout with the current policy, and learn from it: one iteration of one run.
 
@@ -35,16 +33,16 @@ def fused(
       acting: in environments that are pure.
       sizes: of the run.
       state: of the run.
-      collect: `(key, agent, params, standing, version)` as of `podium.rollout.rollout`: what plays instead, where one
-        device does not play all environments.
+      spread: makes of what plays all environments, `(key, params, standing, version)` as of `podium.rollout.rollout`,
+        what lets several devices play them.
     """
     agent, (rollout_key, learn_key) = acting.agent.bound(state.agent), keys.iteration(state.key, state.update)
 
-    def alone(key: Key, agent: Agent, params: PyTree, standing: RolloutState, version: Array) -> Any:
+    def play(key: Key, params: PyTree, standing: RolloutState, version: Array) -> Any:
         return rollout(key, agent, acting.env, params, standing, sizes.rollout_length, version)
 
-    collected = (collect or alone)(rollout_key, agent, agent.actor(state.agent), state.rollout, state.update)
-    following, trajectory, ended = collected
+    params = agent.actor(state.agent)
+    following, trajectory, ended = spread(play)(rollout_key, params, state.rollout, state.update)
     learned = learn(learn_key, agent, state.agent, state.replay, trajectory, sizes.num_lanes)
     metrics = {**learned.metrics, **episodes.summarize(ended)}
     state = RunState(state.key, state.update + 1, learned.state, learned.replay, following)
@@ -77,12 +75,12 @@ IN_CACHE = 4
 """Runs that a core does at once, where it has many: more of them leave its caches."""
 
 
-def side_by_side(iterate: Iterate, mesh: Mesh | None) -> Iterate:
+def side_by_side(iterate: Callable[[RunState], Any], mesh: Mesh | None) -> Callable[[RunState], Any]:
     """Return an iteration of one run as that of several; along a mesh, of whole runs on every device.
 
     Several devices of a CPU are about a core each, and do their runs a few at a time.
     """
-    several: Iterate = jax.vmap(iterate)
+    several: Callable[[RunState], Any] = jax.vmap(iterate)
     if mesh is None:
         return several
     if mesh.size > 1 and mesh.devices.flat[0].platform == "cpu":
