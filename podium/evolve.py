@@ -6,7 +6,7 @@ opposite pairs and returns by their rank. `podium.learn` is the same for gradien
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import optax
 
 from podium import keys
 from podium.agent import Agent, policy_leaves
+from podium.tally import OF_EPISODES, Addition
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree
 
 
@@ -35,6 +36,15 @@ class EvolutionState(NamedTuple):
     optimizer: optax.OptState
 
 
+ADDITIONS: Mapping[str, Addition] = {
+    **OF_EPISODES,
+    "valid_steps": "sum",
+    "return_best": "max",
+    "return_deviation": "mean",
+    "gradient_norm": "mean",
+}
+"""How the metrics of `Strategy.learn` add up over the generations of a row."""
+
 Play = Callable[[Key, Key, PyTree], tuple[Any, Any]]
 """`(noise key, play key, agent's State) -> (returns [members / 2, 2] of all pairs, steps that were played)`."""
 
@@ -50,7 +60,7 @@ class Strategy:
     """The arithmetic, whoever plays: how an agent's parameters are perturbed, and move by what that brought.
 
     Args:
-      agent: of which `init`, `actor` and `policy_mask` are used.
+      agent: of which `init`, `actor`, `act` and `policy_mask` are used.
       spec: of its environment.
       sigma: deviation of the noise.
       learning_rate: of Adam, which follows the estimated gradient.
@@ -111,6 +121,22 @@ class Strategy:
         parameters, step = self.parameters(agent_state), self.sigma * self._noise(key, pair)
         member = lambda sign: self.agent.actor(self.with_parameters(agent_state, parameters + sign * step))
         return jax.vmap(member)(jnp.array([1.0, -1.0]))
+
+    def halves(self, key: Key, agent_state: PyTree, pairs: Array) -> tuple[PyTree, ...]:
+        """Return what the first of every pair [P] acts with, and what the second does."""
+        both = jax.vmap(self.perturb, (None, None, 0))(key, agent_state, pairs)
+        return tuple(jax.tree.map(lambda x, i=i: x[:, i], both) for i in range(2))
+
+    def act(self, params: PyTree, step_key: Key, index: Array, *seen: PyTree) -> tuple[Array, PyTree]:
+        """Act for members [P], each in E environments of its own, [P * E] numbered `index`; returns actions, memory.
+
+        What was `seen` are the memory, the observations, and where episodes begin.
+        """
+        act_keys = jax.vmap(partial(jax.random.fold_in, step_key))(index)
+        apart = lambda x: x.reshape(-1, self.episodes, *x.shape[1:])
+        act = lambda params, key, carry, obs, first: self.agent.act(key, params, carry, obs, first, True)
+        output = jax.vmap(act)(params, *jax.tree.map(apart, (act_keys, *seen)))
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (output.action, output.carry))
 
     def learn(
         self, block: int, key: Key, state: EvolutionState, returns: Array, steps: Array

@@ -27,7 +27,7 @@ from podium.compiling import run_once
 from podium.devices import Devices, make_mesh, resolve_devices
 from podium.env import Env
 from podium.evaluate import Episodes, make_evaluator
-from podium.evolve import EvolutionState, Play, Strategy, generation
+from podium.evolve import ADDITIONS, EvolutionState, Play, Strategy, generation
 from podium.finite import chunk_finite
 from podium.host import HostEnvFactory
 from podium.placement.actors.host import HostActing, Rows
@@ -35,20 +35,11 @@ from podium.placement.compiled.chunk import CompiledLoop
 from podium.placement.contract import Asked, Placement, Program, Sizes
 from podium.placement.threads.supervision import Heartbeat, supervise
 from podium.ranges import check_fields, largest_divisor, nearest_multiples
-from podium.report import NEVER, Move, Report, Role, device_name, nbytes
-from podium.tally import OF_EPISODES, Addition
+from podium.report import NEVER, Move, Report, Role, nbytes, roles_on
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree
 
 BLOCK_BYTES = 1 << 22
 """Parameters that a CPU core works on at once: what its cache holds."""
-
-ADDITIONS: Mapping[str, Addition] = {
-    **OF_EPISODES,
-    "valid_steps": "sum",
-    "return_best": "max",
-    "return_deviation": "mean",
-    "gradient_norm": "mean",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +110,7 @@ class Evolution(Placement):
             everywhere = partial(jax.tree.map, lambda x: P())
             loop = CompiledLoop(strategy.start, everywhere, iterate, mesh, sizes, asked.max_updates)
             layout, moves = "Evolution", lambda: {"returns": 4 * members if len(devices) > 1 else 0}
-        shares = [f"members {i * share} to {(i + 1) * share - 1}" for i in range(len(devices))]
-        report = partial(_report, devices, shares)
+        report = partial(self._explain, num_envs)
         return Program(agent, env, sizes, devices, loop, layout, moves, report, ADDITIONS, whole_episodes=True)
 
     def strategy(self, agent: Agent, spec: EnvSpec) -> Strategy:
@@ -141,27 +131,26 @@ class Evolution(Placement):
             wanted = members if device.platform != "cpu" else max(2, BLOCK_BYTES // (4 * size))
         return largest_divisor(members // 2, max(1, min(members, wanted) // 2))
 
-    def explain(self) -> Report:
-        """Say in a table and a drawing who runs where and what moves; `Program.explain` knows the numbers."""
-        devices = resolve_devices(self.devices)
-        return _report(devices, ["its share of the population"] * len(devices), {"returns": None})
-
     @classmethod
     def candidates(cls, num_devices: int, num_envs: int) -> Sequence[Self]:
         """Return the settings that use so many devices."""
         return [cls(devices=num_devices)]
 
-
-def _report(devices: Sequence[jax.Device], shares: list[str], amounts: Mapping[str, int | None]) -> Report:
-    on_host = "observations" in amounts
-    roles = [Role("environments", "host CPU", "of the whole population")] if on_host else []
-    name, way = ("members", "environments to members") if on_host else ("everything", "from all to all")
-    roles += [Role(name, device_name(device), share) for device, share in zip(devices, shares, strict=True)]
-    ways = {"observations": way, "actions": "members to environments", "returns": way}
-    moves = [Move(name, ways[name], amount) for name, amount in amounts.items() if on_host or len(devices) > 1]
-    title = "Evolution: members with noise in their parameters play; every device draws all noise again, and learns."
-    waits = "every generation for the longest episode of the one before it, on every device."
-    return Report(title, roles, moves, stale=NEVER, waits=waits)
+    def _explain(self, num_envs: int | None, amounts: Mapping[str, int | None]) -> Report:
+        devices, on_host = resolve_devices(self.devices), "observations" in amounts
+        shares = ["its share of the population"] * len(devices)
+        if num_envs is not None:
+            each = num_envs // self.episodes // len(devices)
+            shares = [f"members {i * each} to {(i + 1) * each - 1}" for i in range(len(devices))]
+        roles = [Role("environments", "host CPU", "of the whole population")] if on_host else []
+        name, way = ("members", "environments to members") if on_host else ("everything", "from all to all")
+        roles += roles_on(devices, name, shares)
+        ways = {"observations": way, "actions": "members to environments", "returns": way}
+        amounts = amounts or {"returns": None}
+        moves = [Move(name, ways[name], amount) for name, amount in amounts.items() if on_host or len(devices) > 1]
+        head = "Evolution: members with noise in their parameters play; every device draws all noise again, and learns."
+        waits = "every generation for the longest episode of the one before it, on every device."
+        return Report(head, roles, moves, stale=NEVER, waits=waits)
 
 
 def fused_play(strategy: Strategy, env: Env, sizes: Sizes, mesh: Mesh, block: int) -> Play:
@@ -236,10 +225,10 @@ class HostLoop:
 
         pairs, index = np.zeros(self.at_once, np.int32), np.zeros(self._acting.num_envs, np.int32)
         step, carry = self._step, jax.eval_shape(self._acting.carry, 0)
-        self._perturb = spread(self._perturbed, (once, once, apart), state.key, state.agent, pairs)
-        params, _ = jax.eval_shape(self._perturbed, state.key, state.agent, pairs)
+        self._perturb = spread(self.strategy.halves, (once, once, apart), state.key, state.agent, pairs)
+        params, _ = jax.eval_shape(self.strategy.halves, state.key, state.agent, pairs)
         acting = params, state.key, index, carry, step.obs, step.first
-        self._act = spread(self._acted, (apart, once, apart, apart, apart, apart), *acting)
+        self._act = spread(self.strategy.act, (apart, once, apart, apart, apart, apart), *acting)
         returns = np.zeros((self.sizes.num_envs // self._episodes // 2, 2), np.float32)
         learn = jax.jit(partial(self.strategy.learn, self.block), out_shardings=self._everywhere)
         self._learn = learn.lower(state.key, state, returns, np.float32(0)).compile()
@@ -275,22 +264,6 @@ class HostLoop:
             parts.append(supervise("podium-evolution", play, self.timeout))
         returns, steps = zip(*parts, strict=True)
         return np.concatenate(returns), np.float32(sum(steps))
-
-    def _perturbed(self, key: Key, agent_state: PyTree, pairs: Array) -> tuple[PyTree, ...]:
-        """Return the parameters of the first of every pair [P], and of the second."""
-        both = jax.vmap(self.strategy.perturb, (None, None, 0))(key, agent_state, pairs)
-        return tuple(jax.tree.map(lambda x, i=i: x[:, i], both) for i in range(2))
-
-    def _acted(self, params: PyTree, step_key: Key, index: Array, *seen: PyTree) -> tuple[Array, PyTree]:
-        """Act for members [P], each in E environments of its own, [P * E] numbered `index`; returns actions, memory.
-
-        What was `seen` are the memory, the observations, and where episodes begin.
-        """
-        act_keys = jax.vmap(partial(jax.random.fold_in, step_key))(index)
-        apart = lambda x: x.reshape(-1, self._episodes, *x.shape[1:])
-        act = lambda params, key, carry, obs, first: self.strategy.agent.act(key, params, carry, obs, first, True)
-        output = jax.vmap(act)(params, *jax.tree.map(apart, (act_keys, *seen)))
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (output.action, output.carry))
 
     def _play(
         self, both: tuple[PyTree, ...], key: Key, seed: int, first: int, heartbeat: Heartbeat
