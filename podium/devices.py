@@ -100,6 +100,27 @@ def resolve_devices(devices: Devices) -> list[jax.Device]:
     return available[:devices]
 
 
+def resolve_sharing(devices: Devices, name: str, number: int | None) -> list[jax.Device]:
+    """Return the devices that share a `number` of what is called `name`; for devices=None as many as divide it.
+
+    A number of None is one a device.
+
+    Raises:
+      ValueError: they do not divide it, or as `resolve_devices` does.
+    """
+    found = resolve_devices(devices)
+    if number is None:
+        return found
+    if devices is None and distributed.num_processes() == 1:
+        found = found[: largest_divisor(number, len(found))]
+    if number % len(found):
+        more = -(-number // len(found)) * len(found)
+        raise ValueError(
+            f"{name}={number} is not divisible by devices={len(found)}; use {name}={more}, or fewer devices."
+        )
+    return found
+
+
 def resolve_apart(acting: Devices, learning: Devices) -> tuple[list[jax.Device], list[jax.Device]]:
     """Return the devices that act, of this process, and those that learn, of all processes.
 

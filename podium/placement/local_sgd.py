@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from podium import distributed, episodes, gossip, keys
 from podium.agent import Agent
-from podium.devices import Devices, make_mesh, resolve_devices
+from podium.devices import Devices, make_mesh, resolve_sharing
 from podium.env import Env
 from podium.finite import chunk_finite, rollout_finite
 from podium.host import HostEnvFactory
@@ -33,7 +33,7 @@ from podium.placement.compiled.chunk import CompiledLoop
 from podium.placement.compiled.iteration import empty_replay, resolve_lanes, start
 from podium.placement.compiled.learner import Learner
 from podium.placement.contract import EPISODES_RESTART, Acting, Asked, Loop, Placement, Program, Sizes, adopt
-from podium.ranges import check_choice, check_divides, check_fields, largest_divisor
+from podium.ranges import check_choice, check_divides, check_fields
 from podium.report import Move, Report, Role, device_name, nbytes, shares
 from podium.rollout import RolloutState, map_envs, specs_of
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
@@ -110,15 +110,8 @@ class LocalSGD(Placement):
     def _resolve(self) -> tuple[list[jax.Device], int]:
         check_fields(self, counts=("workers", "average_every"), positive=("actor_timeout",))
         check_choice("mix", self.mix, MIXES)
-        devices = resolve_devices(self.devices)
-        workers = len(devices) if self.workers is None else self.workers
-        if self.devices is None and distributed.num_processes() == 1:
-            devices = devices[: largest_divisor(workers, len(devices))]
-        if workers % len(devices):
-            more = -(-workers // len(devices)) * len(devices)
-            raise ValueError(
-                f"workers={workers} is not divisible by devices={len(devices)}; use workers={more}, or fewer devices."
-            )
+        devices = resolve_sharing(self.devices, "workers", self.workers)
+        workers = self.workers or len(devices)
         if self.mix != "mean" and workers == 1:
             raise ValueError(f'mix="{self.mix}": workers=1 has no neighbour to mix with; use workers=2, or mix="mean".')
         return devices, workers

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from podium import keys
 from podium.agent import Agent
-from podium.devices import Devices, make_mesh, resolve_devices
+from podium.devices import Devices, make_mesh, resolve_sharing
 from podium.env import Env
 from podium.exploit import Bounds, Scores, bounds_of, exploit, explore, first_settings, no_scores
 from podium.host import HostEnvFactory
@@ -29,7 +29,7 @@ from podium.placement.compiled.chunk import CompiledLoop
 from podium.placement.compiled.iteration import resolve_lanes
 from podium.placement.compiled.runs import BY_RUN, fused, side_by_side, start_runs
 from podium.placement.contract import Acting, Asked, Placement, Program, RunState, Sizes
-from podium.ranges import check_fields, largest_divisor
+from podium.ranges import check_fields
 from podium.report import NEVER, Move, Report, nbytes, roles_on
 from podium.rollout import RolloutState
 from podium.space import Space, read_space
@@ -135,16 +135,7 @@ class Population(Placement):
                 'space is empty, so members would be alike; use such as {"learning_rate": podium.log_range(1e-5, 1e-2, '
                 f"{self.members})}}, on a command line --space learning_rate=1e-5..1e-2:log."
             )
-        devices = resolve_devices(self.devices)
-        if self.devices is None:
-            devices = devices[: largest_divisor(self.members, len(devices))]
-        if self.members % len(devices):
-            more = -(-self.members // len(devices)) * len(devices)
-            raise ValueError(
-                f"members={self.members} is not divisible by devices={len(devices)}; use members={more}, or fewer "
-                "devices."
-            )
-        return space, devices
+        return space, resolve_sharing(self.devices, "members", self.members)
 
     def _explain(self, num_envs: int | None, amounts: Mapping[str, int | None]) -> Report:
         space, devices = self._resolve()
