@@ -1,4 +1,4 @@
-"""Gossip: workers mix what they know with that of a few neighbours, in place of a mean over all.
+"""Gossip: workers mix what they know with that of a few neighbours, in place of a mean over all; and that mean.
 
 Lian et al. 2017 (arXiv 1705.09056, D-PSGD) on a ring; Assran et al. 2019 (arXiv 1811.10792) on the one-peer exponential
 graph, where the worker that is listened to stands 1, 2, 4, ... places further from round to round. What is mixed by is
@@ -34,6 +34,22 @@ def neighbours(graph: Graph, num_workers: int) -> list[tuple[int, ...]]:
     return [(2**k,) for k in range((num_workers - 1).bit_length())]
 
 
+def is_mixed(x: Any) -> bool:
+    """Say whether an array, or its shape, is of numbers with a fraction, which workers mix."""
+    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
+
+
+def mean(workers: PyTree) -> PyTree:
+    """Return the mean of what workers know, [W, ...]; what is no number with a fraction is the first worker's."""
+    return jax.tree.map(lambda x: jnp.mean(x, axis=0) if is_mixed(x) else x[0], workers)
+
+
+def distance(workers: PyTree, mean: PyTree) -> Array:
+    """Return the root mean square of what lies between what workers know, [W, ...], and their mean."""
+    pairs = [(x, y) for x, y in zip(jax.tree.leaves(workers), jax.tree.leaves(mean), strict=True) if is_mixed(x)]
+    return jnp.sqrt(sum((jnp.sum(jnp.square(x - y)) for x, y in pairs), jnp.zeros(())) / sum(x.size for x, _ in pairs))
+
+
 def mix(trees: PyTree, rounds: Sequence[tuple[int, ...]], number: Array, num_devices: int, axis: str) -> PyTree:
     """Return every worker's mean of itself and of those it listens to; inside `jax.shard_map` over the workers.
 
@@ -45,7 +61,7 @@ def mix(trees: PyTree, rounds: Sequence[tuple[int, ...]], number: Array, num_dev
       axis: name of the mesh axis along which workers lie.
     """
     leaves, structure = jax.tree.flatten(trees)
-    mixed = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    mixed = [i for i, x in enumerate(leaves) if is_mixed(x)]
     workers = leaves[0].shape[0]
     # All that has one dtype travels as one array: what a round costs is its messages.
     for dtype in dict.fromkeys(leaves[i].dtype for i in mixed):

@@ -213,3 +213,22 @@ def join(rollouts: list[Rollout]) -> Rollout:
     """Return the environments of all rollouts, in their order, with the oldest version."""
     versions = jnp.stack([rollout.policy_version for rollout in rollouts])
     return map_envs(lambda axis, *x: jnp.concatenate(x, axis), *rollouts)._replace(policy_version=versions.min())
+
+
+def gathered(rollouts: R) -> R:
+    """Return the rollouts of W workers, [W, T, E, ...], as one of all environments, [T, W * E, ...]."""
+
+    def flat(axis: int, x: Array) -> Array:
+        moved = jnp.moveaxis(x, 0, axis)
+        return moved.reshape(*moved.shape[:axis], -1, *moved.shape[axis + 2 :])
+
+    return map_envs(flat, rollouts)._replace(policy_version=rollouts.policy_version[0])
+
+
+def dealt(rollout: R, number: int) -> R:
+    """Return a rollout of all environments, [T, W * E, ...], as those of W = `number` workers, [W, T, E, ...]."""
+
+    def deal(axis: int, x: Array) -> Array:
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], number, -1, *x.shape[axis + 1 :]), axis, 0)
+
+    return map_envs(deal, rollout)._replace(policy_version=jnp.broadcast_to(rollout.policy_version, number))

@@ -35,7 +35,7 @@ from podium.placement.compiled.learner import Learner
 from podium.placement.contract import EPISODES_RESTART, Acting, Asked, Loop, Placement, Program, Sizes, adopt
 from podium.ranges import check_choice, check_divides, check_fields
 from podium.report import Move, Report, Role, device_name, nbytes, shares
-from podium.rollout import RolloutState, map_envs, specs_of
+from podium.rollout import RolloutState, dealt, gathered, specs_of
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
 
 MIXES = ("mean", *get_args(gossip.Graph))
@@ -275,7 +275,7 @@ class _Averaging:
             return agent_state, prepared.replay, metrics
 
         def local(numbers: Array, agents: PyTree, replays: PyTree, trajectories: Trajectory) -> Any:
-            return jax.vmap(work)(numbers, agents, replays, trajectories), _join(trajectories)
+            return jax.vmap(work)(numbers, agents, replays, trajectories), gathered(trajectories)
 
         learn = self._on_devices(local, out_specs=(BY_WORKER, specs_of("env")))
         learned, trajectory = learn(jnp.arange(self.workers), state.workers, state.replay, trajectories)
@@ -291,25 +291,17 @@ class _Averaging:
 
     def _split(self, trajectory: Trajectory) -> Trajectory:
         """Return a trajectory of all environments, [T, B, ...], as those of the workers, [W, T, B / W, ...]."""
-        number = self.workers // self.mesh.size
-
-        def dealt(axis: int, x: Array) -> Array:
-            return jnp.moveaxis(x.reshape(*x.shape[:axis], number, -1, *x.shape[axis + 1 :]), axis, 0)
-
-        def local(trajectory: Trajectory) -> Trajectory:
-            version = jnp.broadcast_to(trajectory.policy_version, number)
-            return map_envs(dealt, trajectory)._replace(policy_version=version)
-
-        dealt_out: Trajectory = self._on_devices(local, in_specs=(specs_of("env"),))(trajectory)
-        return dealt_out
+        local = partial(dealt, number=self.workers // self.mesh.size)
+        split: Trajectory = self._on_devices(local, in_specs=(specs_of("env"),))(trajectory)
+        return split
 
     def _on_devices(self, function: Callable[..., Any], in_specs: Any = BY_WORKER, out_specs: Any = BY_WORKER) -> Any:
         return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
     def _average(self, workers: PyTree) -> tuple[PyTree, PyTree, Array]:
         """Return the mean of the workers' States, it again for each of them, and their distance from it."""
-        agent = _mean(workers)
-        return agent, self._each(agent), _distance(workers, agent)
+        agent = gossip.mean(workers)
+        return agent, self._each(agent), gossip.distance(workers, agent)
 
     def _gossip(self, state: LocalSGDState, workers: PyTree) -> tuple[PyTree, PyTree, Array]:
         """Return what `_average` does, but each worker's mean with its neighbours, and no mean of all."""
@@ -319,8 +311,8 @@ class _Averaging:
 
     def settle(self, state: LocalSGDState) -> tuple[LocalSGDState, Metrics]:
         """Return a chunk's state, whose `agent` is the mean of what workers know now, and the last row's metrics."""
-        state = state._replace(agent=_mean(state.workers))
-        return state, {"worker_distance": _distance(state.workers, state.agent)} if self.rounds else {}
+        state = state._replace(agent=gossip.mean(state.workers))
+        return state, {"worker_distance": gossip.distance(state.workers, state.agent)} if self.rounds else {}
 
     def adopt(self, state: LocalSGDState, agent: PyTree, update: int) -> LocalSGDState:
         """Return a first state with another run's State of the agent for every worker."""
@@ -332,33 +324,8 @@ class _Averaging:
         """Return the bytes that move in an update; those of the averages are spread over all updates."""
         agent, spec = self.acting.agent, self.acting.spec
         state = jax.eval_shape(lambda key: agent.init(key, spec), jax.random.key(0))
-        known = nbytes([x for x in jax.tree.leaves(state) if _averaged(x)])
+        known = nbytes([x for x in jax.tree.leaves(state) if gossip.is_mixed(x)])
         heard = [gossip.received(offset, self.workers, self.mesh.size) for offsets in self.rounds for offset in offsets]
         times = sum(heard) / len(self.rounds) if self.rounds else float(self.mesh.size > 1)
         acted = self.acting.bytes_moved(self.sizes.num_envs)
         return {**acted, "what workers know": int(known * times) // self.average_every}
-
-
-def _join(trajectories: Trajectory) -> Trajectory:
-    """Return trajectories [W, T, B, ...] as one of all environments, [T, W * B, ...]."""
-
-    def flat(axis: int, x: Array) -> Array:
-        moved = jnp.moveaxis(x, 0, axis)
-        return moved.reshape(*moved.shape[:axis], -1, *moved.shape[axis + 2 :])
-
-    return map_envs(flat, trajectories)._replace(policy_version=trajectories.policy_version[0])
-
-
-def _averaged(x: Any) -> bool:
-    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
-
-
-def _mean(workers: PyTree) -> PyTree:
-    """Return the mean of States [W, ...]; what is no number with a fraction is the first worker's."""
-    return jax.tree.map(lambda x: jnp.mean(x, axis=0) if _averaged(x) else x[0], workers)
-
-
-def _distance(workers: PyTree, mean: PyTree) -> Array:
-    """Return the root mean square of what lies between States [W, ...] and their mean."""
-    pairs = [(x, y) for x, y in zip(jax.tree.leaves(workers), jax.tree.leaves(mean), strict=True) if _averaged(x)]
-    return jnp.sqrt(sum((jnp.sum(jnp.square(x - y)) for x, y in pairs), jnp.zeros(())) / sum(x.size for x, _ in pairs))
