@@ -21,7 +21,7 @@ from podium import keys
 from podium.agent import Agent
 from podium.devices import Devices, make_mesh, resolve_sharing
 from podium.env import Env
-from podium.exploit import Bounds, Scores, bounds_of, exploit, explore, first_settings, no_scores
+from podium.exploit import Rules, Scores, exchange, members_of, no_scores
 from podium.host import HostEnvFactory
 from podium.lineage import PARENT, SETTING, draw
 from podium.placement.actors.actor import make_acting
@@ -35,7 +35,6 @@ from podium.rollout import RolloutState
 from podium.space import Space, read_space
 from podium.tally import OF_EPISODES, Addition
 from podium.types import Array, Key, Metrics, PyTree
-from podium.varied import check_may_vary, varied
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,23 +71,13 @@ class Population(Placement):
         """Return the program; see `Placement.program`."""
         num_envs, length = asked.num_envs, asked.rollout_length
         space, devices = self._resolve()
-        if agent.make is None:
-            raise ValueError(
-                f"{agent.name} has no `make`, so its numbers cannot vary; set Agent.make and Agent.config."
-            )
-        for name in space:
-            check_may_vary(agent.make, agent.config, name)
-        bounds, settings = bounds_of(space), first_settings(space, self.members)
-        for name, (low, high, _) in bounds.items():  # The agent's own rules, wherever members get to.
-            for value in (low, high):
-                agent.make(dataclasses.replace(agent.config, **{name: value}))
-        member = varied(agent.make, agent.config, settings)
+        member, bounds = members_of(agent, space, self.members)
         acting = make_acting(member, env, num_envs, length)
         lanes = resolve_lanes(acting, num_envs, length, requested=asked.num_lanes)
         sizes = Sizes(num_envs, length, self.members, lanes)
         every = -(-self.exploit_every // sizes.steps_per_update)
-        exchange = _Exchange(self, bounds, every)
-        iteration = _Iteration(acting, sizes, make_mesh(devices, "run"), exchange)
+        rules = Rules(bounds, self.share, self.perturb, self.anew)
+        iteration = _Iteration(acting, sizes, make_mesh(devices, "run"), rules, every)
         partition = lambda shapes: jax.tree.map(lambda x: BY_RUN, shapes)
         loop = CompiledLoop(iteration.start, partition, iteration, iteration.mesh, sizes, asked.max_updates)
 
@@ -168,49 +157,20 @@ class PopulationState(NamedTuple):
     scores: Scores
 
 
-@dataclasses.dataclass(frozen=True)
-class _Exchange:
-    """Lets the worst members take over from the best, every so many iterations; never where that is 0."""
-
-    population: Population
-    bounds: Mapping[str, Bounds]
-    every: int
-
-    def __call__(self, state: PopulationState, mesh: Mesh) -> tuple[PopulationState, Array]:
-        """Return the next state, and [M] the members that each went on from; NaN where none were exchanged."""
-        apart = state, jnp.full(self.population.members, jnp.nan)
-        if not self.every:
-            return apart
-        # All members have done as many iterations.
-        is_time = state.update[0] % self.every == 0
-        exchanged: tuple[PopulationState, Array] = jax.lax.cond(
-            is_time, partial(self._exchanged, mesh=mesh), lambda state: apart, state
-        )
-        return exchanged
-
-    def _exchanged(self, state: PopulationState, mesh: Mesh) -> tuple[PopulationState, Array]:
-        population, scores = self.population, state.scores
-        score = jnp.where(scores.episodes > 0, scores.returns / jnp.maximum(scores.episodes, 1), scores.score)
-        # What diverged is worse than all others, and may so begin anew.
-        judged = jnp.where(state.agent.diverged, jnp.finfo(score.dtype).min, score)
-        exploit_key, explore_key = jax.random.split(keys.exchange(state.key[0], state.update[0]))
-        parent = exploit(exploit_key, judged, population.share)
-        copied = parent != jnp.arange(population.members)
-        along = NamedSharding(mesh, BY_RUN)
-        agent = jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x[parent], along), state.agent)
-        numbers = explore(explore_key, agent.numbers, copied, self.bounds, population.perturb, population.anew)
-        begun = no_scores(population.members)._replace(score=score[parent])
-        return state._replace(agent=agent._replace(numbers=numbers), scores=begun), parent.astype(jnp.float32)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Iteration:
-    """One iteration of every member, whole members on every device; then an exchange, where it is time."""
+    """One iteration of every member, whole members on every device; then an exchange, where it is time.
+
+    Args:
+      rules: of exchanges.
+      every: iterations between them; 0 for none.
+    """
 
     acting: Acting
     sizes: Sizes
     mesh: Mesh
-    exchange: _Exchange
+    rules: Rules
+    every: int
 
     def start(self, key: Key) -> PopulationState:
         """Return the first state."""
@@ -225,6 +185,17 @@ class _Iteration:
             returns=state.scores.returns + metrics["episode_return_sum"],
             episodes=state.scores.episodes + metrics["episodes"],
         )
-        state, parent = self.exchange(PopulationState(**run._asdict(), scores=scores), self.mesh)
+        state, parent = PopulationState(**run._asdict(), scores=scores), jnp.full(self.sizes.seeds, jnp.nan)
+        if self.every:  # All members have done as many iterations.
+            apart = lambda state: (state, parent)
+            state, parent = jax.lax.cond(state.update[0] % self.every == 0, self._exchange, apart, state)
         settings = {SETTING + name: values for name, values in state.agent.numbers.items()}
         return state, {**metrics, **settings, PARENT: parent}, finite
+
+    def _exchange(self, state: PopulationState) -> tuple[PopulationState, Array]:
+        """Return the next state, and [M] the members that each went on from."""
+        along = NamedSharding(self.mesh, BY_RUN)
+        take = lambda x, parent: jax.lax.with_sharding_constraint(x[parent], along)
+        key = keys.exchange(state.key[0], state.update[0])
+        agent, scores, parent = exchange(key, state.agent, state.scores, self.rules, take)
+        return state._replace(agent=agent, scores=scores), parent.astype(jnp.float32)
