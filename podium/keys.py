@@ -57,3 +57,18 @@ def at_time(keys: Key, time: Array) -> Key:
 def at_times(keys: Key, start: Array, num_steps: int) -> Key:
     """Return the keys [T, B] of steps `start` [B] to `start + T - 1`: one large draw is cheaper than many small."""
     return jax.vmap(lambda step: at_time(keys, start + step))(jnp.arange(num_steps, dtype=start.dtype))
+
+
+def episode_seed(seed: int | None, run_key: Key, update: int) -> int:
+    """Return the seed of episodes that begin after so many updates, outside the state of a run.
+
+    Those of a run that resumes are not those it began with: `seed` is the run's where it was begun here, else None.
+    """
+    if seed is not None and update == 0:
+        return seed
+    return int(jax.random.randint(jax.random.fold_in(run_key, update), (), 0, 2**31 - 1))
+
+
+def seed_after(seed: int, failures: int) -> int:
+    """Return the seed of what is made anew: after a failure episodes are others than those before it."""
+    return (seed + failures * 0x9E3779B1) % 2**31

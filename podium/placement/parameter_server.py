@@ -30,7 +30,7 @@ from podium.host import HostEnvFactory
 from podium.placement.actors.actor import make_acting
 from podium.placement.actors.gradients import GradientFunctions
 from podium.placement.compiled.iteration import empty_replay, resolve_lanes
-from podium.placement.contract import ACTING, EPISODES_RESTART, Asked, Placement, Program, RunState, Sizes, episode_seed
+from podium.placement.contract import ACTING, EPISODES_RESTART, Asked, Placement, Program, RunState, Sizes
 from podium.placement.remote.engine import Engine, Handle, LostError, resolve_engine
 from podium.placement.threads.supervision import (
     POLL_SECONDS,
@@ -434,7 +434,7 @@ class ParameterServerLoop:
         server = Server(newest, self._apply, self._observe, self.places[0], settings)
         # Actors stand where the last chunk left them, unless this state is of another one.
         begins, self._last = self._last is None or self._last is not state.update, None
-        numbers, seed = range(first, first + num_updates), episode_seed(self._seed, state.key, first)
+        numbers, seed = range(first, first + num_updates), keys.episode_seed(self._seed, state.key, first)
         standing = zip(state.rollout, state.replay or [()] * settings.workers, strict=True)
         workers = [
             GradientWorker(self, handle, server, newest, numbers, (state.key, *own, seed), begins)

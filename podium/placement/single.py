@@ -35,7 +35,6 @@ from podium.placement.contract import (
     Program,
     RunState,
     Sizes,
-    episode_seed,
     update_count,
 )
 from podium.placement.threads.supervision import supervise
@@ -119,7 +118,7 @@ class SingleLoop:
         first = update_count(state)
         if self._actor is None or self._last is not state.update:
             self.close()
-            seed = episode_seed(self._seed, state.key, first)
+            seed = keys.episode_seed(self._seed, state.key, first)
             self._actor, self._anew = self._make_actor(state.key, seed, 0, state.rollout), True
         self._last = None  # Should this fail, the environments stand nowhere.
         rows, finite = [], np.ones(self.sizes.num_envs, bool)

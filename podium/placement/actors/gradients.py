@@ -16,7 +16,7 @@ from podium.devices import at, jit
 from podium.finite import all_finite, rollout_finite
 from podium.learn import Gradient, Prepared, can_learn, gradient, num_gradients, prepare
 from podium.placement.compiled.iteration import empty_replay
-from podium.placement.contract import Acting, Actor, MakeActor, Sizes, seed_after
+from podium.placement.contract import Acting, Actor, MakeActor, Sizes
 from podium.rollout import Rollout, RolloutState, with_gap
 from podium.types import Array, Key, Metrics, PyTree
 
@@ -151,7 +151,7 @@ class GradientActor:
         actor, self._actor = self._actor, None
         gap, self._settled = actor is None or not self._settled, False
         if actor is None:
-            seed, first = seed_after(self._seed, self._failures), self.worker * self.functions.sizes.num_envs
+            seed, first = keys.seed_after(self._seed, self._failures), self.worker * self.functions.sizes.num_envs
             actor = self.make_actor(self._run_key, seed, first, self._standing)
         actor.standing = self._standing
         try:

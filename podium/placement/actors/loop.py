@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from podium import distributed
+from podium import distributed, keys
 from podium.placement.actors.pool import ActorPool
-from podium.placement.contract import episode_seed, update_count
+from podium.placement.contract import update_count
 from podium.types import Key, Metrics
 
 
@@ -61,17 +61,13 @@ class ActorLearnerLoop(abc.ABC):
         self._actors_seconds += time.perf_counter() - began
 
     def chunk(self, state: Any, num_updates: int) -> tuple[Any, Metrics]:
-        """Do `num_updates` updates; consumes `state`; the actors start when this is first called.
-
-        Raises:
-          ActorError: a thread died or hung.
-        """
+        """Do `num_updates` updates; see `Loop.chunk`. The actors start when this is first called."""
         self.compile()
         first = update_count(state)
         if not self._started:
             run_key = jax.device_get(distributed.local(state.key))
             self._started = True
-            self.start(state, run_key, episode_seed(self._seed, run_key, first), first)
+            self.start(state, run_key, keys.episode_seed(self._seed, run_key, first), first)
         rows = []
         for number in range(first, first + num_updates):
             began = time.perf_counter()

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from podium import distributed
-from podium.placement.contract import ACTING, Actor, Experience, seed_after
+from podium import distributed, keys
+from podium.placement.contract import ACTING, Actor, Experience
 from podium.placement.threads.channels import LatestParams, put, take
 from podium.placement.threads.supervision import (
     FatalError,
@@ -172,7 +172,8 @@ class ActorPool:
 
         def play() -> None:
             nonlocal iteration, lost, idle
-            actor, anew = make(seed_after(seed, failures)), True  # Its episodes follow none that were played before.
+            actor = make(keys.seed_after(seed, failures))
+            anew = True  # Its episodes follow none that were played before.
             # The first rollout takes whatever there is; in lockstep every other one waits for the update before it.
             held: dict[int, tuple[PyTree, int]] = {}  # The parameters of one iteration, asked for once.
 
