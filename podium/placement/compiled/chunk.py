@@ -89,12 +89,7 @@ class CompiledLoop(CompiledOnMesh):
         super().compile(options or xla.options(self.devices[0]))
 
     def chunk(self, state: Any, num_updates: int) -> tuple[Any, Metrics]:
-        """Do `num_updates` (at most `max_updates`) iterations; consumes `state`.
-
-        Returns:
-          the next state, and metrics as NumPy: [num_updates] each ([num_updates, seeds] for several), and "finite",
-          [2] ([seeds, 2]): of the agent's state at the end, and of all rewards and observations.
-        """
+        """Do `num_updates` iterations; see `Loop.chunk`; of several seeds metrics are [num_updates, seeds, ...]."""
         if not 1 <= num_updates <= self.max_updates:
             raise ValueError(f"num_updates={num_updates} must lie between 1 and max_updates={self.max_updates}.")
         self.compile()
