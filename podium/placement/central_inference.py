@@ -18,7 +18,7 @@ from typing import Any, Literal, Self
 from podium.agent import Agent
 from podium.devices import Devices, resolve_devices
 from podium.env import Env
-from podium.host import HostEnvFactory, on_host
+from podium.host import HostEnvFactory
 from podium.placement.actors.host import HostActing
 from podium.placement.actors.inference import ADDITIONS, InferencePool, bytes_moved
 from podium.placement.actors.loop import ActorLearnerLoop
@@ -80,7 +80,7 @@ class CentralInference(Placement):
         devices = resolve_devices(self.devices)
         each = self._envs_per_actor(num_envs, len(devices))
         share = num_envs // len(devices)
-        envs = place_envs(env if isinstance(env, HostEnvFactory) else on_host(env), self.engine, self.actor_timeout)
+        envs = place_envs(env, self.engine, self.actor_timeout)
         acting = HostActing(agent, envs, each, rollout_length)
         lanes = resolve_lanes(acting, num_envs, rollout_length, len(devices), asked.num_lanes)
         sizes = Sizes(num_envs, rollout_length, 1, lanes)

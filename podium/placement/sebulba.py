@@ -18,7 +18,7 @@ from podium import distributed
 from podium.agent import Agent
 from podium.devices import Devices, resolve_apart, share_devices
 from podium.env import Env
-from podium.host import HostEnvFactory, on_host
+from podium.host import HostEnvFactory
 from podium.placement.actors.actor import compile_actors
 from podium.placement.actors.host import HostActing
 from podium.placement.actors.loop import ActorLearnerLoop
@@ -81,7 +81,7 @@ class Sebulba(Placement):
         groups = min(self.groups, share)
         if share % groups:
             raise ValueError(f"groups={groups} does not divide the {share} environments of an actor; use 1.")
-        envs = place_envs(env if isinstance(env, HostEnvFactory) else on_host(env), self.engine, self.actor_timeout)
+        envs = place_envs(env, self.engine, self.actor_timeout)
         acting = HostActing(agent, envs, share, rollout_length, groups)
         lanes = resolve_lanes(acting, num_envs, rollout_length, len(learners), asked.num_lanes)
         sizes = Sizes(num_envs, rollout_length, 1, lanes)

@@ -10,7 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from podium.host import CheckedHostEnv, HostEnv, HostEnvFactory
+from podium.env import Env
+from podium.host import CheckedHostEnv, HostEnv, HostEnvFactory, on_host
 from podium.placement.remote.engine import Engine, Handle, Reply, resolve_engine, within
 from podium.types import EnvSpec, TimeStep
 
@@ -36,9 +37,11 @@ def on_ray(envs: HostEnvFactory, engine: Engine | None = None, step_timeout: flo
     return dataclasses.replace(envs, make=make, evaluation=envs.evaluation or envs)
 
 
-def place_envs(envs: HostEnvFactory, engine: Engine | Literal["threads", "ray"], step_timeout: float) -> HostEnvFactory:
-    """Return `envs` stepped where the engine of a placement says."""
-    where = resolve_engine(engine)
+def place_envs(
+    env: Env | HostEnvFactory, engine: Engine | Literal["threads", "ray"], step_timeout: float
+) -> HostEnvFactory:
+    """Return a task, pure ones too, as environments on the host, stepped where the engine of a placement says."""
+    envs, where = env if isinstance(env, HostEnvFactory) else on_host(env), resolve_engine(engine)
     return on_ray(envs, where, step_timeout) if where.apart else envs
 
 
