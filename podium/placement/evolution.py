@@ -30,7 +30,8 @@ from podium.evaluate import Episodes, make_evaluator
 from podium.evolve import ADDITIONS, EvolutionState, Play, Strategy, generation
 from podium.finite import chunk_finite
 from podium.host import HostEnvFactory
-from podium.placement.actors.host import HostActing, Rows
+from podium.host_rollout import Rows
+from podium.placement.actors.host import HostActing
 from podium.placement.compiled.chunk import CompiledLoop
 from podium.placement.contract import Asked, Placement, Program, Sizes
 from podium.placement.threads.supervision import Heartbeat, supervise

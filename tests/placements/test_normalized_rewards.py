@@ -20,8 +20,8 @@ import podium
 from podium import keys
 from podium.agents import a2c, ppo
 from podium.env import Env, auto_reset, restart, transition
-from podium.host import HostEnvFactory, on_host
-from podium.placement.actors.host import EnvBatch, HostActing
+from podium.host import on_host
+from podium.host_rollout import EnvBatch
 from podium.rollout import begin, rollout
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, TimeStep
 
@@ -181,7 +181,7 @@ def test_rows_that_are_no_transition_change_no_sum() -> None:
             return TimeStep(obs, reward, terminated, truncated, obs, {}, valid)
 
     make: Any = Recorded
-    batch: Any = EnvBatch(make(), HostActing(agent(), HostEnvFactory(noise().spec, make), NUM_ENVS, 1))
+    batch: Any = EnvBatch(make(), agent(), resets_in_next_step=True)
     for _ in range(len(valid)):
         batch.receive(dict.fromkeys(("valid_steps", "episodes", "episode_return_sum", "episode_length_sum"), 0.0))
     np.testing.assert_allclose(batch.past, by_gymnasium(gymnasium.wrappers.vector.NormalizeReward, *rows)[1], rtol=1e-5)

@@ -22,7 +22,8 @@ import numpy as np
 from podium import xla
 from podium.agent import ActOutput, fresh_carry
 from podium.devices import at, jit
-from podium.placement.actors.host import EnvBatch, HostActing
+from podium.host_rollout import EnvBatch
+from podium.placement.actors.host import HostActing
 from podium.placement.actors.pool import ADDITIONS as POOL_ADDITIONS
 from podium.placement.actors.pool import ActorPool, Batch
 from podium.placement.contract import STATS, Actor, Experience, Following, nothing_yet
@@ -211,7 +212,7 @@ class EnvActor:
         self._carry = jax.tree.map(np.asarray, acting.carry(first_index))
         self._env = acting.env.make(acting.num_envs, seed, first_index)
         try:
-            self._batch = EnvBatch(self._env, acting)
+            self._batch = EnvBatch(self._env, acting.agent, acting.env.resets_in_next_step)
         except BaseException:
             self.close()
             raise
