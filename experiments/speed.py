@@ -41,12 +41,14 @@ class Row:
       what: is measured.
       command: of benchmark.py.
       figures: keys of the line that it prints, the first one that which is compared, and how each is written.
+      front: whether podium's README shows it too.
     """
 
     name: str
     what: str
     command: str
     figures: dict[str, str]
+    front: bool = False
 
 
 RATE, TIMES = "{:,.0f} steps/s", "{:.2f} times its rate"
@@ -60,6 +62,7 @@ ROWS = (
             "share_of_matmul_bound": "{:.2f} of the matmul bound",
             "compile_seconds": "compiles in {:.1f} s",
         },
+        front=True,
     ),
     Row(
         "ppo-minatar",
@@ -67,7 +70,7 @@ ROWS = (
         "anakin --agent ppo --env Breakout-MinAtar --num-steps 400000",
         {"steps_per_second": RATE, "compile_seconds": "compiles in {:.1f} s"},
     ),
-    Row("beside", "PPO, CartPole-v1, beside a loop of PureJaxRL's structure", "paired", {"ratio": TIMES}),
+    Row("beside", "PPO, CartPole-v1, beside a loop of PureJaxRL's structure", "paired", {"ratio": TIMES}, front=True),
     Row("beside-1024", "the same, 1,024 environments", "paired --num-envs 1024 --updates 4", {"ratio": TIMES}),
     Row("beside-minatar", "Breakout-MinAtar, 64 environments", "paired --env Breakout-MinAtar", {"ratio": TIMES}),
     Row(
@@ -81,12 +84,14 @@ ROWS = (
         "PPO, CartPole-v1, until a greedy evaluation of 128 episodes reaches 475, median of five seeds",
         "solve",
         {"median_seconds": "{:.2f} s", "compile_seconds": "compiles in {:.1f} s"},
+        front=True,
     ),
     Row(
         "dqn",
         "DQN, CartPole-v1, 10 environments, 5 updates of batch 100 per 10 steps, one CPU thread",
         "anakin --agent dqn --num-steps 50000",
         {"steps_per_second": RATE},
+        front=True,
     ),
     Row(
         "dqn-1m",
@@ -112,12 +117,14 @@ ROWS = (
         "Evolution, CartPole-v1, population 4,096, beside evosax's OpenES over the same rollout",
         "evolution",
         {"ratio": TIMES},
+        front=True,
     ),
     Row(
         "sebulba",
         "Sebulba, Pong, a network that costs nothing, 128 environments x 16 steps, beside the environments alone",
         "sebulba --updates 12 --repeats 5",
         {"ratio": "{:.2f} of their rate", "steps_per_second": RATE},
+        front=True,
     ),
     Row(
         "sebulba-64",
@@ -164,6 +171,8 @@ class Flags:
     """Where figures are kept, by the names of the rows."""
     page: Path = HERE / "README.md"
     """Where the table stands."""
+    front: Path = HERE.parent / "README.md"
+    """Where some of its rows stand."""
 
 
 def measure(row: Row, checkouts: Sequence[Path], rounds: int) -> list[dict[str, Any]]:
@@ -195,16 +204,16 @@ def _line_of(row: Row, checkout: Path) -> dict[str, Any]:
     return line
 
 
-def table(results: dict[str, Any]) -> str:
-    """Return the Markdown table of what was measured."""
-    lines = ["| what | figure | command (`python experiments/benchmark.py ...`) | cores, load |", "|---|---|---|---|"]
+def table(results: dict[str, Any], front: bool = False) -> str:
+    """Return the Markdown table of what was measured; for the `front`, of fewer rows, what and figure."""
+    cells = [["what", "figure", "command (`python experiments/benchmark.py ...`)", "cores, load"], ["---"] * 4]
     for row in ROWS:
-        if row.name in results:
-            found, machine_ = results[row.name]["figures"], results[row.name]["hardware"]
+        if row.name in results and (row.front or not front):
+            found, hardware = results[row.name]["figures"], results[row.name]["hardware"]
             figures = "; ".join(text.format(statistics.median(found[key])) for key, text in row.figures.items())
-            where = f"{machine_['cores']}, {machine_['load_average']:.1f}"
-            lines.append(f"| {row.what} | {figures} | `{row.command}` | {where} |")
-    return "\n".join(lines)
+            where = f"{hardware['cores']}, {hardware['load_average']:.1f}"
+            cells.append([row.what, figures, f"`{row.command}`", where])
+    return "\n".join(f"| {' | '.join(each[: 2 if front else 4])} |" for each in cells)
 
 
 def compare(row: Row, here: dict[str, Any], there: dict[str, Any]) -> dict[str, Any]:
@@ -242,6 +251,7 @@ def _main(argv: Sequence[str]) -> int:
         results[name] = here
         write_json(flags.results, results)
     tables.write_between(flags.page, BEGIN, END, table(results))
+    tables.write_between(flags.front, BEGIN, END, table(results, front=True))
     return 0
 
 

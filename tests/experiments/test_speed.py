@@ -34,10 +34,13 @@ def test_seconds_are_faster_where_they_are_fewer() -> None:
     assert speed.compare(row, *found)["ratio"] == 3.0
 
 
-def test_the_page_has_the_table_of_what_was_measured() -> None:
-    page, results = speed.HERE / "README.md", speed.HERE / "results" / "speed.json"
-    between = page.read_text().split(speed.BEGIN)[1].split(speed.END)[0].strip()
-    assert between == speed.table(json.loads(results.read_text()))
+@pytest.mark.parametrize(("page", "front"), [("experiments/README.md", False), ("README.md", True)])
+def test_the_pages_have_the_table_of_what_was_measured(page: str, front: bool) -> None:
+    text, results = (
+        (speed.HERE.parent / page).read_text(),
+        json.loads((speed.HERE / "results" / "speed.json").read_text()),
+    )
+    assert text.split(speed.BEGIN)[1].split(speed.END)[0].strip() == speed.table(results, front)
 
 
 @pytest.mark.parametrize(
