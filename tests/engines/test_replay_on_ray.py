@@ -45,8 +45,8 @@ def nothing() -> None:
 
 @pytest.mark.parametrize("agent", [APEX, R2D2], ids=["apex", "r2d2"])
 def test_it_gives_what_one_in_this_process_gives(agent: Agent) -> None:
-    plan = plan_shapes(make_acting(agent, CATCH, 8, 4), 4, 8)
-    functions = ReplayFunctions(agent, build(apart(), agent).sizes, plan, None)
+    acting = make_acting(agent, CATCH, 8, 4)
+    functions = ReplayFunctions(acting, build(apart(), agent).sizes, plan_shapes(acting, 4, 8), None)
     replays = [ReplayServer(engine, functions, 60.0) for engine in (Threads(), RayEngine())]
     random = np.random.default_rng(0)
     draw = lambda x: random.integers(0, 2, x.shape).astype(x.dtype)
