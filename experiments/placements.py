@@ -67,7 +67,7 @@ class Flags:
     devices: int = 2
     """Devices; on a CPU, more than there are are virtual ones."""
     num_steps: int | None = None
-    """Environment steps of each row; None takes what the agent needs for Catch, and for Evolution 60 generations."""
+    """Environment steps of each row, of Evolution one generation at least; None takes what the agent needs for Catch."""
     seed: int = 0
     """Of every row."""
     json: Path | None = None
@@ -117,11 +117,12 @@ def train(flags: Flags, name: str) -> dict[str, Any]:
     setting, env = settings(flags.agent), podium.envs.make_pure(flags.env)
     where = placement(name, flags.agent, flags.devices)
     sizes: dict[str, Any] = {"num_envs": setting.num_envs, "rollout_length": setting.rollout_length}
-    num_steps = setting.num_steps
+    num_steps = flags.num_steps or setting.num_steps
     if where.whole_episodes:
         limit = env.spec.max_episode_steps or setting.rollout_length
         population, generations = (2048, 110) if flags.agent in ("dqn", "apex") else (1024, 60)
-        sizes, num_steps = {"num_envs": population, "rollout_length": limit}, generations * population * limit
+        sizes, generation = {"num_envs": population, "rollout_length": limit}, population * limit
+        num_steps = max(flags.num_steps or generations * generation, generation)
     moved: dict[str, int] = {}
 
     def note(program: Program, schedule: Any) -> None:
@@ -130,7 +131,7 @@ def train(flags: Flags, name: str) -> dict[str, Any]:
     result = podium.train(
         setting.agent,
         env,
-        num_steps=flags.num_steps or num_steps,
+        num_steps=num_steps,
         placement=where,
         seed=flags.seed,
         eval_every=0,
