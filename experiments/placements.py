@@ -67,7 +67,7 @@ class Flags:
     devices: int = 2
     """Devices; on a CPU, more than there are are virtual ones."""
     num_steps: int | None = None
-    """Environment steps of each row, of Evolution one generation at least; None takes what the agent needs for Catch."""
+    """Environment steps of each row, of Evolution one generation at least; None takes what Catch needs."""
     seed: int = 0
     """Of every row."""
     json: Path | None = None
