@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shlex
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import machine
 import tables
 
 import podium
@@ -194,13 +193,9 @@ def measure(row: Row, checkouts: Sequence[Path], rounds: int) -> list[dict[str, 
 
 def _line_of(row: Row, checkout: Path) -> dict[str, Any]:
     """Return what benchmark.py of a checkout prints, compiling everything anew."""
-    command = [sys.executable, "experiments/benchmark.py", *shlex.split(row.command)]
-    variables = {**os.environ, "PYTHONPATH": str(checkout), "JAX_ENABLE_COMPILATION_CACHE": "0"}
-    done = subprocess.run(command, cwd=checkout, env=variables, capture_output=True, text=True)
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise ValueError(f"{row.name} could not be measured in {checkout.name}: {last[0]}")
-    line: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    command = [str(checkout / "experiments" / "benchmark.py"), *shlex.split(row.command)]
+    variables = {"PYTHONPATH": str(checkout), "JAX_ENABLE_COMPILATION_CACHE": "0"}
+    line: dict[str, Any] = json.loads(machine.last_line_of(command, f"{row.name} in {checkout.name}", **variables))
     return line
 
 
