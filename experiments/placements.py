@@ -99,7 +99,7 @@ def placement(name: str, agent: str, devices: int) -> Placement:
     own: dict[str, dict[str, Any]] = {
         "anakin": {"devices": devices},
         "sebulba": {"actor_devices": 1, "learner_devices": apart},
-        "central_inference": {"envs_per_actor": settings(agent).num_envs // workers, "devices": devices},
+        "central_inference": {"devices": devices},
         "distributed_actors": {"workers": workers, "actor_devices": 1, "learner_devices": apart},
         "parameter_server": {"workers": workers, "devices": devices},
         "local_sgd": {"workers": workers, "devices": devices},

@@ -62,6 +62,7 @@ class HostEnvFactory:
       make: `(num_envs, seed, first_index) -> HostEnv`; the environments have the numbers from first_index on, and all
         their randomness derives from `seed` and those numbers, so that no grouping changes it.
       resets_in_next_step: which of the two ways of `HostEnv` its environments go.
+      compiled: whether a step is a compiled program, so that it takes the devices that would act meanwhile.
       frames_per_step: frames of the simulator in a step, for counting.
       evaluation: the same task by the protocol that scores are quoted for (whole episodes, unclipped rewards); None
         where it is the same.
@@ -72,6 +73,7 @@ class HostEnvFactory:
     spec: EnvSpec
     make: Callable[[int, int, int], HostEnv]
     resets_in_next_step: bool = True
+    compiled: bool = False
     frames_per_step: int = 1
     evaluation: HostEnvFactory | None = None
     protocol: str = ""
@@ -176,8 +178,9 @@ def on_host(env: Env) -> HostEnvFactory:
         return _OnHost(env.spec, reset, step, num_envs, seed, first_index)
 
     evaluation = on_host(env.evaluation) if env.evaluation else None
+    record = {"name": env.spec.name}
     return HostEnvFactory(
-        env.spec, make, resets_in_next_step=False, evaluation=evaluation, record={"name": env.spec.name}
+        env.spec, make, resets_in_next_step=False, compiled=True, evaluation=evaluation, record=record
     )
 
 

@@ -27,7 +27,7 @@ from podium.placement.compiled.iteration import resolve_lanes
 from podium.placement.compiled.learner import learner_of, learning_bytes
 from podium.placement.contract import EPISODES_RESTART, Asked, Placement, Program, Sizes
 from podium.placement.remote.envs import Engine, place_envs
-from podium.ranges import check_divides, check_fields
+from podium.ranges import check_divides, check_fields, largest_divisor
 from podium.report import Move, Report, Role, roles_on, shares
 from podium.types import Metrics
 
@@ -44,7 +44,9 @@ class Sebulba(Placement):
       actor_threads: actors of each actor device, each a thread with environments of its own.
       envs_per_actor: environments of an actor; None divides `num_envs` among the actors.
       groups: batches that an actor's environments form, each with a thread of its own while a rollout lasts: one steps
-        while another is acted for. One begins the next rollout while others end theirs, if that need not wait.
+        while another is acted for. One begins the next rollout while others end theirs, if that need not wait. None is
+        two where they divide the environments, and one for pure environments: their steps are compiled programs too,
+        for which there is nothing to be done meanwhile.
       queue_depth: rollouts of an actor that may wait for the learner.
       max_lag: a rollout whose parameters are more than so many updates old is dropped; None keeps all.
       lockstep: each rollout waits for the parameters of the update before it, as if fused.
@@ -59,7 +61,7 @@ class Sebulba(Placement):
     learner_devices: Devices = None
     actor_threads: int = 1
     envs_per_actor: int | None = None
-    groups: int = 2
+    groups: int | None = None
     queue_depth: int = 1
     max_lag: int | None = None
     lockstep: bool = False
@@ -78,10 +80,8 @@ class Sebulba(Placement):
         on_devices, learners = self.devices()
         actors = len(on_devices) * self.actor_threads
         share = self._envs_per_actor(num_envs, actors * distributed.num_processes(), len(learners))
-        groups = min(self.groups, share)
-        if share % groups:
-            raise ValueError(f"groups={groups} does not divide the {share} environments of an actor; use 1.")
         envs = place_envs(env, self.engine, self.actor_timeout)
+        groups = self._groups(share, envs)
         acting = HostActing(agent, envs, share, rollout_length, groups)
         lanes = resolve_lanes(acting, num_envs, rollout_length, len(learners), asked.num_lanes)
         sizes = Sizes(num_envs, rollout_length, 1, lanes)
@@ -124,7 +124,7 @@ class Sebulba(Placement):
         own = None if num_envs is None else num_envs // processes
         acted_for = shares(own, len(actors), distributed.process_id() * (own or 0))
         threads = f"{len(actors) * self.actor_threads} thread(s)"
-        roles = [Role("environments", "host CPU", f"{threads}, up to {self.groups} groups side by side in each")]
+        roles = [Role("environments", "host CPU", f"{threads}, up to {self.groups or 2} groups side by side in each")]
         roles += roles_on(actors, "inference", acted_for)
         roles += roles_on(learners, "learning", shares(num_envs, len(learners)))
         ways = {
@@ -145,6 +145,14 @@ class Sebulba(Placement):
         title = "Sebulba: threads step environments and act; one program learns from all rollouts as one batch."
         moves = [Move(name, way, amounts.get(name)) for name, way in ways.items()]
         return Report(title, roles, moves, stale=stale, waits=f"learning for a rollout of every actor; {pace}.")
+
+    def _groups(self, share: int, envs: HostEnvFactory) -> int:
+        if self.groups is None:
+            return 1 if envs.compiled else largest_divisor(share, 2)
+        groups = min(self.groups, share)
+        if share % groups:
+            raise ValueError(f"groups={groups} does not divide the {share} environments of an actor; use 1.")
+        return groups
 
     def _envs_per_actor(self, num_envs: int, actors: int, learners: int) -> int:
         if self.envs_per_actor is not None and self.envs_per_actor * actors != num_envs:

@@ -78,7 +78,7 @@ def test_in_lockstep_it_is_anakin(name: str) -> None:
     agent, length, updates = AGENTS[name]
     env = podium.envs.make("Pendulum-v1") if name in PENDULUM else None
     fused, fused_metrics = run(podium.Anakin(1), agent, length, updates, env)
-    split, metrics = run(podium.Sebulba(lockstep=True, actor_threads=2), agent, length, updates, env)
+    split, metrics = run(podium.Sebulba(lockstep=True, actor_threads=2, groups=2), agent, length, updates, env)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), fused, split)
     for key in ("episodes", "episode_return_sum", "episode_length_sum"):
         np.testing.assert_allclose(metrics[key], fused_metrics[key])
@@ -134,7 +134,7 @@ def test_the_bytes_explained_are_those_that_move(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(CompiledHostActing, "__init__", counting)
     monkeypatch.setattr(LatestParams, "publish", counted_publish)
     agent, length, devices = ppo.make(ppo.Config(hidden_sizes=(8,), num_minibatches=2, num_epochs=3)), 8, jax.devices()
-    placement = podium.Sebulba(devices[:2], [devices[0], devices[2]], lockstep=True)
+    placement = podium.Sebulba(devices[:2], [devices[0], devices[2]], groups=2, lockstep=True)
     program = placement.build(agent, podium.envs.make("podium/Catch"), num_envs=8, rollout_length=length)
     try:
         state, _ = program.chunk(program.init(0), 1)
@@ -194,7 +194,7 @@ def test_an_actor_that_raises_ends_the_run_with_its_traceback() -> None:
 
     agent, length, _ = AGENTS["ppo"]
     with pytest.raises(ActorError, match="(?s)died of ZeroDivisionError.*the simulator broke.*in fail"):
-        run(podium.Sebulba(actor_threads=2), agent, length, 10, faulty(20, fail))
+        run(podium.Sebulba(actor_threads=2, groups=2), agent, length, 10, faulty(20, fail))
     assert not orphans()
 
 
@@ -216,7 +216,7 @@ def test_an_actor_that_raises_at_any_time_ends_the_run(chance: int) -> None:
 
     agent, length, _ = AGENTS["impala"]
     with pytest.raises(ActorError, match=f"podium-actor-{first // 4} died of OSError"):
-        run(podium.Sebulba(actor_threads=2), agent, length, 12, dataclasses.replace(envs, make=make))
+        run(podium.Sebulba(actor_threads=2, groups=2), agent, length, 12, dataclasses.replace(envs, make=make))
     assert not orphans()
 
 
@@ -264,10 +264,10 @@ def test_a_process_that_was_stopped_for_long_goes_on(monkeypatch: pytest.MonkeyP
 
 def test_staleness_is_bounded_and_late_rollouts_are_dropped() -> None:
     agent, length, _ = AGENTS["impala"]
-    _, metrics = run(podium.Sebulba(queue_depth=3), agent, length, 12)
+    _, metrics = run(podium.Sebulba(queue_depth=3, groups=2), agent, length, 12)
     assert metrics["policy_lag_max"].max() <= 4
     assert (metrics["dropped_batches"] == 0).all()
-    _, metrics = run(podium.Sebulba(queue_depth=3, max_lag=1), agent, length, 12)
+    _, metrics = run(podium.Sebulba(queue_depth=3, max_lag=1, groups=2), agent, length, 12)
     assert metrics["policy_lag_max"].max() <= 1
 
 
@@ -328,6 +328,25 @@ def test_queues_never_grow_beyond_their_depth() -> None:
     finally:
         program.close()
     assert not orphans()
+
+
+@pytest.mark.parametrize(
+    ("changes", "each"), [({}, 8), ({"compiled": False}, 4), ({"compiled": False, "odd": True}, 3)]
+)
+def test_pure_environments_are_stepped_as_one_batch_and_others_as_two_that_take_turns(
+    changes: dict[str, Any], each: int
+) -> None:
+    changes, sizes = dict(changes), []
+    num_envs = 3 if changes.pop("odd", False) else NUM_ENVS
+    envs = on_host(podium.envs.make("podium/Catch"))
+
+    def make(num_envs: int, seed: int, index: int) -> HostEnv:
+        sizes.append(num_envs)
+        return envs.make(num_envs, seed, index)
+
+    agent, length, _ = AGENTS["a2c"]
+    run(podium.Sebulba(), agent, length, 1, dataclasses.replace(envs, make=make, **changes), num_envs)
+    assert sizes == [each] * (num_envs // each)
 
 
 def test_rows_of_metrics_hold_no_buffers_of_devices() -> None:

@@ -34,7 +34,7 @@ def on_ray(envs: HostEnvFactory, engine: Engine | None = None, step_timeout: flo
         name, batch = f"podium-envs-{first_index}-{first_index + num_envs - 1}", (num_envs, seed, first_index)
         return _Proxy(envs.spec, num_envs, where.place(name, partial(_Batch, envs.make, *batch)), step_timeout)
 
-    return dataclasses.replace(envs, make=make, evaluation=envs.evaluation or envs)
+    return dataclasses.replace(envs, make=make, compiled=False, evaluation=envs.evaluation or envs)
 
 
 def place_envs(
