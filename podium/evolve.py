@@ -37,7 +37,7 @@ class EvolutionState(NamedTuple):
 
 
 ADDITIONS: Mapping[str, Addition] = {
-    **OF_EPISODES,
+    **{name: addition for name, addition in OF_EPISODES.items() if name != "nonfinite_steps"},  # Members count none.
     "valid_steps": "sum",
     "return_best": "max",
     "return_deviation": "mean",
