@@ -281,9 +281,7 @@ def _main(flags: Flags) -> int:
     if flags.list:
         print("\n".join(rows))
         return 0
-    if unknown := [name for name in flags.only if name not in rows]:
-        near = [name for name in rows if name.split("/")[-1] == unknown[0].split("/")[-1]]
-        raise ValueError(f"--only {unknown[0]} is no row{f'; there is {near[0]}' if near else ''}; --list names them.")
+    tables.check_rows(flags.only, rows)
     if flags.seeds is not None and flags.seeds < 1:
         raise ValueError(f"--seeds {flags.seeds} must be 1 or more.")
     keeps = flags.seeds is None and flags.num_steps is None

@@ -137,9 +137,7 @@ def _main(argv: Sequence[str]) -> int:
         print("\n".join(row.name for row in ROWS))
         return 0
     names = [row.name for row in ROWS]
-    for name in flags.only:
-        if name not in names:
-            raise ValueError(f"--only {name} is no row; there are: {', '.join(names)}.")
+    tables.check_rows(flags.only, names)
     done = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     for row in ROWS:
         if row.name in flags.only or (not flags.only and (flags.judge or row.name not in done)):

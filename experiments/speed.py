@@ -230,8 +230,7 @@ def _main(argv: Sequence[str]) -> int:
     if flags.list:
         print("\n".join(rows))
         return 0
-    if unknown := [name for name in flags.only if name not in rows]:
-        raise ValueError(f"--only {unknown[0]} is no row; rows are {', '.join(rows)}.")
+    tables.check_rows(flags.only, rows)
     if flags.rounds < 1:
         raise ValueError(f"--rounds {flags.rounds} must be at least 1.")
     if flags.beside is not None and not (flags.beside / "experiments" / "benchmark.py").exists():

@@ -19,7 +19,7 @@ from podium.evaluate import Episodes, Policy, longest_episode
 from podium.files import write_atomic
 from podium.host import HostEnvFactory
 from podium.load import load_env
-from podium.pictures import gif
+from podium.pictures import check_fps, gif
 from podium.runs import RunFolder
 
 
@@ -201,8 +201,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _check_picture(fps: int, max_frames: int) -> None:
-    if not 1 <= fps <= 50:
-        raise ValueError(f"fps={fps} must lie between 1 and 50, which is what a GIF can show.")
+    check_fps(fps)
     if max_frames < 1:
         raise ValueError(f"max_frames={max_frames} must be a positive integer.")
 
