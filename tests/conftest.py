@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import itertools
 import os
 import platform
 import shutil
@@ -100,6 +101,8 @@ def pytest_report_header() -> str:
 
 
 COLLECTED = pytest.StashKey[list[str]]()
+PLAYED = itertools.count(1)
+"""Tests of this process."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -147,6 +150,19 @@ def rlax() -> Any:
         # Its dependency tensorflow_probability asks jax for names that have moved.
         warnings.simplefilter("ignore", DeprecationWarning)
         return pytest.importorskip("rlax", reason="rlax is in the dev extra")
+
+
+@pytest.fixture(autouse=True)
+def _forget_programs_before_there_are_too_many() -> Iterator[None]:
+    """Let go of compiled programs: each is mapped into memory, and past Linux's 65,530 maps a process dies of one more.
+
+    Two workers of a nightly run did, in reading and in writing the compilation cache.
+    """
+    yield
+    maps = Path("/proc/self/maps")
+    if next(PLAYED) % 10 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(autouse=True)
