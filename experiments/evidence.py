@@ -227,6 +227,11 @@ ROWS: tuple[Row, ...] = (
         remark="Half the zoo's steps, layers of 64 for its 256.",
     ),
     Row(
+        *("sac", "mjx/CartpoleSwingup", "mjx-cartpole-swingup"),
+        published=Published(857, "MuJoCo Playground's Brax SAC, 5M steps"),
+        remark="A twenty-fifth of the published steps, layers of 64.",
+    ),
+    Row(
         *("td3", "Pendulum-v1", "pendulum"),
         published=_zoo(-151.9, "20k"),
         remark="Half the zoo's steps, layers of 64 for its 400 and 300.",

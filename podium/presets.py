@@ -807,6 +807,20 @@ _ZOO_PENDULUM = {
     "hidden_sizes": (64, 64),
 }
 
+_RANDOM_FIRST = ("random_first_length=True",)
+_SAC_SWINGUP = {
+    "num_envs": 16,
+    "rollout_length": 1,
+    "num_steps": 200_000,
+    "env_options": _RANDOM_FIRST,
+    "learning_rate": 1e-3,
+    "critic_learning_rate": 1e-3,
+    "hidden_sizes": (64, 64),
+    "buffer_capacity": 200_000,
+    "min_replay_size": 5_000,
+    "warmup_steps": 5_000,
+}
+
 SAC: dict[str, Preset] = {
     "pendulum": Preset(
         "Pendulum-v1",
@@ -814,6 +828,11 @@ SAC: dict[str, Preset] = {
         "of 256 there.",
         {**_ZOO_PENDULUM, "temperature_learning_rate": 1e-3, "tau": 0.01},
         "tau 0.01 (the source's: 0.005): all of 8 seeds between -145 and -149 in 2,048 episodes after 10,000 steps.",
+    ),
+    "mjx-cartpole-swingup": Preset(
+        "mjx/CartpoleSwingup",
+        "This project: 16 environments, an update a step, batch 256, layers of 64, the zoo's rate for Pendulum.",
+        {**_SAC_SWINGUP, "temperature_learning_rate": 1e-3},
     ),
 }
 
@@ -901,8 +920,6 @@ PQN: dict[str, Preset] = {
     "memory-chain": Preset("MemoryChain-bsuite", "This project.", _PQN_MEMORY),
 }
 
-_CARTPOLE_SWINGUP = {"num_steps": 1_000_000, "env_options": ("random_first_length=True",)}
-
 REPPO: dict[str, Preset] = {
     "pendulum": Preset(
         "Pendulum-v1",
@@ -926,7 +943,8 @@ REPPO: dict[str, Preset] = {
         "The authors' numbers for DeepMind Control (cvoelcker/reppo, a7ab85b: 1,024 x 128, 50M steps, layers of 512, "
         "values 0 to 150) but for what was tuned.",
         {
-            **_CARTPOLE_SWINGUP,
+            "num_steps": 1_000_000,
+            "env_options": _RANDOM_FIRST,
             "num_envs": 32,
             "rollout_length": 64,
             "learning_rate": 1e-3,
