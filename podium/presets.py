@@ -808,18 +808,6 @@ _ZOO_PENDULUM = {
 }
 
 _RANDOM_FIRST = ("random_first_length=True",)
-_SAC_SWINGUP = {
-    "num_envs": 16,
-    "rollout_length": 1,
-    "num_steps": 200_000,
-    "env_options": _RANDOM_FIRST,
-    "learning_rate": 1e-3,
-    "critic_learning_rate": 1e-3,
-    "hidden_sizes": (64, 64),
-    "buffer_capacity": 200_000,
-    "min_replay_size": 5_000,
-    "warmup_steps": 5_000,
-}
 
 SAC: dict[str, Preset] = {
     "pendulum": Preset(
@@ -832,7 +820,19 @@ SAC: dict[str, Preset] = {
     "mjx-cartpole-swingup": Preset(
         "mjx/CartpoleSwingup",
         "This project: 16 environments, an update a step, batch 256, layers of 64, the zoo's rate for Pendulum.",
-        {**_SAC_SWINGUP, "temperature_learning_rate": 1e-3},
+        {
+            "num_envs": 16,
+            "rollout_length": 1,
+            "num_steps": 200_000,
+            "env_options": _RANDOM_FIRST,
+            "learning_rate": 1e-3,
+            "critic_learning_rate": 1e-3,
+            "temperature_learning_rate": 1e-3,
+            "hidden_sizes": (64, 64),
+            "buffer_capacity": 200_000,
+            "min_replay_size": 5_000,
+            "warmup_steps": 5_000,
+        },
     ),
 }
 

@@ -30,8 +30,8 @@ def test_rows_name_what_there_is(evidence: Any, capsys: pytest.CaptureFixture[st
 
 
 def test_a_row_that_is_none_is_refused(evidence: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert evidence.main(["--only", "poo/CartPole-v1"]) == 2
-    assert "poo/CartPole-v1 is no row. Did you mean 'ppo/CartPole-v1'?" in capsys.readouterr().err
+    assert evidence.main(["--only", "ddpg/CartPole-v1"]) == 2
+    assert "ddpg/CartPole-v1 is no row. Did you mean 'pqn/CartPole-v1'?" in capsys.readouterr().err
 
 
 def test_a_try_gives_a_row_and_keeps_nothing(evidence: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -46,6 +46,7 @@ def test_the_pages_have_the_table_of_what_was_measured(page: str, front: bool) -
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
+        (["--only", "dreamer"], "--only dreamer is no row. --list names them"),
         (["--only", "sebulba-65"], "--only sebulba-65 is no row. Did you mean 'sebulba-64'? --list names them"),
         (["--rounds", "0"], "--rounds 0 must be at least 1."),
         (["--beside", "nowhere"], "--beside nowhere is no checkout"),
