@@ -88,12 +88,14 @@ class Experience(NamedTuple):
       version: updates behind the parameters that acted.
       stats: counts and seconds, to be added up.
       maxima: numbers of which the largest counts.
+      reuse: called with the rollout by who reads it no more, for a later one to be played in its memory; or None.
     """
 
     rollout: Rollout | None
     version: int
     stats: dict[str, float]
     maxima: dict[str, float] = {}
+    reuse: Callable[[Rollout], None] | None = None
 
 
 Heartbeat = Callable[[], None]

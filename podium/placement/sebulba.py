@@ -173,5 +173,6 @@ class SebulbaLoop(ActorLearnerLoop):
         """Do update `number`."""
         batch = self.actors.take(number)
         state, metrics, params = self.learner.update(state, batch.rollouts, batch.version)
+        batch.give_back()
         self.actors.publish(params, number + 1)
         return state, {**metrics, **batch.stats}

@@ -273,15 +273,18 @@ def test_staleness_is_bounded_and_late_rollouts_are_dropped() -> None:
 
 @pytest.mark.parametrize("name", ["ppo", "impala lstm"])
 def test_rollouts_that_begin_while_the_one_before_ends_are_the_same(name: str) -> None:
-    """Parameters, keys and memory are those of a rollout that waits for the end of the one before."""
+    """Parameters, keys and memory are those of a rollout that waits for the end of the one before.
+
+    And they are the same where a rollout is played in the memory of one that was given back.
+    """
     agent, length, _ = AGENTS[name]
     envs = on_host(podium.envs.make("podium/Catch"))
     params = [agent.actor(agent.init(jax.random.key(seed), envs.spec)) for seed in range(4)]
     make = HostActing(agent, envs, 6, length, groups=3).compile(params[0], jax.devices()[0])
 
-    def play(ahead: bool) -> list[Any]:
+    def play(ahead: bool, give_back: bool = False) -> list[Any]:
         actor, steps, asked = make(jax.random.key(7), 0, 0), [], []
-        rollouts = []
+        rollouts, given = [], []
 
         def following(number: int) -> Any:
             asked.append(number)
@@ -289,17 +292,23 @@ def test_rollouts_that_begin_while_the_one_before_ends_are_the_same(name: str) -
 
         for number in range(3):
             more = {"following": partial(following, number)} if ahead else {}
-            rollouts.append(actor.play(params[number], number, number, lambda: steps.append(0), **more))
+            played = actor.play(params[number], number, number, lambda: steps.append(0), **more)
+            rollouts.append(played._replace(rollout=jax.tree.map(np.array, played.rollout)))
+            if give_back:
+                played.reuse(played.rollout)
+                given.append(played.rollout.obs)
+        assert [obs.is_deleted() for obs in given] == ([True, True, False] if give_back else [])
         assert asked == ([0, 1, 2] if ahead else [])
         assert len(steps) == 3 * 3 * length
         actor.close()
         return rollouts
 
-    waiting, going_on = play(False), play(True)
-    for one, other in zip(waiting, going_on, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, one.rollout, other.rollout)
-        counts = [name for name in one.stats if not name.endswith("seconds")]
-        assert [one.stats[name] for name in counts] == [other.stats[name] for name in counts]
+    waiting = play(False)
+    for others in (play(True), play(False, give_back=True), play(True, give_back=True)):
+        for one, other in zip(waiting, others, strict=True):
+            jax.tree.map(np.testing.assert_array_equal, one.rollout, other.rollout)
+            counts = [name for name in one.stats if not name.endswith("seconds")]
+            assert [one.stats[name] for name in counts] == [other.stats[name] for name in counts]
     assert len({np.asarray(played.rollout.obs).tobytes() for played in waiting}) == 3
 
 

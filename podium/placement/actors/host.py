@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import threading
@@ -170,8 +171,8 @@ class RolloutBuffer:
       past: discounted sums of rewards where each group began the rollout, or None.
     """
 
-    def __init__(self, compiled: CompiledHostActing):
-        self.rows, self.lock = compiled.blank(), threading.Lock()
+    def __init__(self, compiled: CompiledHostActing, rows: Rows):
+        self.rows, self.lock = rows, threading.Lock()
         self.carry: list[PyTree] = [None] * compiled.acting.groups
         self.end_carry, self.past = list(self.carry), list(self.carry)
 
@@ -247,6 +248,7 @@ class HostActor:
         self.standing, self._compiled, self._run_key = (), compiled, run_key
         self._groups: list[ActingGroup] = []
         self._begun: RolloutBuffer | None = None
+        self._spent: collections.deque[Rows] = collections.deque()
         make, size = compiled.acting.env.make, compiled.acting.group_size
         try:
             for number, index in enumerate(range(first_index, first_index + compiled.acting.num_envs, size)):
@@ -259,7 +261,7 @@ class HostActor:
         self, params: PyTree, version: int, iteration: int, heartbeat: Heartbeat, following: Following = nothing_yet
     ) -> Experience:
         """Play one rollout. No group waits for the last steps of the others to begin the next."""
-        buffer, self._begun = self._begun or RolloutBuffer(self._compiled), None
+        buffer, self._begun = self._begun or self._new_buffer(), None
         ask = functools.cache(following)  # Once, for all groups.
 
         def play(group: ActingGroup, heartbeat: Heartbeat) -> dict[str, float]:
@@ -275,7 +277,7 @@ class HostActor:
             with buffer.lock:
                 ahead = ask()
                 if ahead is not None and self._begun is None:
-                    self._begun = RolloutBuffer(self._compiled)
+                    self._begun = self._new_buffer()
             if self._begun is not None:
                 group.begin(self._begun, self._run_key, iteration + 1)
                 group.act(ahead, stats)
@@ -287,7 +289,11 @@ class HostActor:
         stats = {name: sum(each[name] for each in all_stats) for name in STATS}
         # Those of a thread: all groups take theirs at the same time.
         seconds = {name: stats[name] / len(all_stats) for name in ("env_seconds", "inference_seconds")}
-        return Experience(rollout, version, stats | seconds)
+        return Experience(rollout, version, stats | seconds, reuse=lambda spent: self._spent.append(rows_of(spent)))
+
+    def _new_buffer(self) -> RolloutBuffer:
+        # Every row is written anew. On a CPU new memory costs more than what is done with it: page faults.
+        return RolloutBuffer(self._compiled, self._spent.popleft() if self._spent else self._compiled.blank())
 
     def close(self) -> None:
         """Release the environments."""

@@ -311,7 +311,7 @@ class InferencePool(ActorPool):
         for low in range(0, len(batch.rollouts), share):
             whole = map_envs(join, self._shapes, *batch.rollouts[low : low + share])
             rollouts.append(whole._replace(policy_version=version))
-        return Batch(rollouts, batch.version, batch.stats | self._served())
+        return batch._replace(rollouts=rollouts, stats=batch.stats | self._served())
 
     def _served(self) -> dict[str, np.float32]:
         """Return what the servers did since this was last asked."""

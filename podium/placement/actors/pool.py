@@ -48,11 +48,19 @@ class Batch(NamedTuple):
       rollouts: of this process, in the order of their environments.
       version: updates behind the oldest parameters that acted, in any process.
       stats: of all rollouts of all processes.
+      experiences: that the rollouts are of.
     """
 
     rollouts: list[Rollout]
     version: int
     stats: dict[str, Any]
+    experiences: list[Experience]
+
+    def give_back(self) -> None:
+        """Let the actors play in the memory of these rollouts, which nobody reads any more."""
+        for experience in self.experiences:
+            if experience.rollout is not None and experience.reuse is not None:
+                experience.reuse(experience.rollout)
 
 
 class ActorPool:
@@ -142,7 +150,7 @@ class ActorPool:
         stats = account(everywhere, number, dropped)
         stats["learner_idle_seconds"] = time.perf_counter() - began
         rollouts = [experience.rollout for experience in experiences if experience.rollout is not None]
-        return Batch(rollouts, min(experience.version for experience in everywhere), stats)
+        return Batch(rollouts, min(experience.version for experience in everywhere), stats, experiences)
 
     def collect(self, number: int) -> tuple[list[Experience], int]:
         """Wait for as many rollouts as there are actors; return them, and how many were dropped as too old."""
