@@ -170,6 +170,11 @@ ROWS: tuple[Row, ...] = (
     Row("ppo", "SpaceInvaders-MinAtar", "space-invaders-minatar", published=_gymnax(131)),
     Row("ppo", "Seaquest-MinAtar", "seaquest-minatar"),
     Row("ppo", "Pong-v5", "pong", "sebulba", published=PONG, together=False, seeds=3),
+    Row(
+        *("ppo", "mjx/CartpoleSwingup", "mjx-cartpole-swingup"),
+        published=Published(693, "MuJoCo Playground's Brax PPO, 60M steps"),
+        remark="A twentieth of the published steps, layers of 64.",
+    ),
     Row("ppo", "podium/Catch", "catch", published=_optimum(1)),
     Row("ppo", "podium/RepeatFirst", "repeat-first", published=_optimum(1)),
     Row("ppo", "MemoryChain-bsuite", "memory-chain", published=_optimum(1)),
@@ -235,6 +240,11 @@ ROWS: tuple[Row, ...] = (
         *("td3", "Pendulum-v1", "pendulum"),
         published=_zoo(-151.9, "20k"),
         remark="Half the zoo's steps, layers of 64 for its 400 and 300.",
+    ),
+    Row(
+        *("td3", "mjx/CartpoleSwingup", "mjx-cartpole-swingup"),
+        published=Published(857, "MuJoCo Playground's Brax SAC, 5M steps"),
+        remark="A twenty-fifth of the published steps, layers of 64; the figure is SAC's.",
     ),
     Row(
         *("reppo", "Pendulum-v1", "pendulum"),
