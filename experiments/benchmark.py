@@ -368,9 +368,10 @@ def evolution(flags: evolution_rate.EvolutionFlags) -> dict[str, Any]:
     return {**evolution_rate.measure(flags), **_circumstances()}
 
 
-def sac_beside_rejax(flags: sac_rate.SacFlags) -> dict[str, Any]:
-    """Measure SAC beside rejax's; see `sac_rate.SacFlags`."""
-    _check_positive(flags, "num_envs", "batch_size", "buffer_capacity", "updates", "cpu_threads", "repeats")
+def sac_beside_a_peer(flags: sac_rate.SacFlags) -> dict[str, Any]:
+    """Measure SAC beside a peer's; see `sac_rate.SacFlags`."""
+    numbers = "num_envs", "updates_per_rollout", "batch_size", "buffer_capacity", "updates", "cpu_threads", "repeats"
+    _check_positive(flags, *numbers)
     return {**sac_rate.measure(flags), **_circumstances()}
 
 
@@ -548,7 +549,7 @@ def _main(argv: Sequence[str]) -> int:
         sebulba_rate.SebulbaFlags: sebulba,
         central_rate.CentralFlags: central,
         evolution_rate.EvolutionFlags: evolution,
-        sac_rate.SacFlags: sac_beside_rejax,
+        sac_rate.SacFlags: sac_beside_a_peer,
         sweep_rate.SweepFlags: sweep,
         search_rate.SearchFlags: search,
         replay_rate.ReplayFlags: replay,

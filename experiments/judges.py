@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import tables
 
 import podium
@@ -27,6 +28,7 @@ from podium import envs, games
 from podium.agents import alphazero, muzero
 from podium.commands.console import guard, read_flags
 from podium.files import write_json
+from podium.types import Array, Key, PyTree, TimeStep
 
 RESULTS = Path(__file__).resolve().parent / "results"
 TABLE = RESULTS / "games.json"
@@ -97,6 +99,22 @@ def against_alpha_beta(policy: podium.Policy, simulations: int = 128, number: in
     }
 
 
+def battles(policy: podium.Policy, number: int = 1_000) -> dict[str, Any]:
+    """Return the share of SMAX's battles that are won, by the best moves and by sampled ones.
+
+    The step that wins one is rewarded by 1 and the last damage, every other by less than 1: all damage is worth 1.
+    """
+    env = envs.make_pure(policy.spec.name)
+
+    def step(key: Key, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
+        state, timestep = env.step(key, state, action)
+        return state, timestep._replace(reward=(timestep.reward >= 1).astype(jnp.float32))
+
+    counted = env._replace(step=step)
+    won = [podium.evaluate(policy, counted, number, greedy=greedy)["eval_return"] for greedy in (True, False)]
+    return {"battles_won": won[0], "battles_won_sampled": won[1]}
+
+
 _LEAGUE = "league.py --env podium/TicTacToe --config anneal_steps=750000"
 """The rate falls over the own moves of the learner, which in half of the games plays both seats."""
 
@@ -108,6 +126,7 @@ ROWS = (
     Row("league ppo", "podium/TicTacToe", "", None, "lines_lost", "0", script=_LEAGUE),
     Row("psro ppo", "podium/Kuhn", "", None, "exploitability", "at most 0.01", script="psro.py --env podium/Kuhn"),
     Row("ppo", "podium/Leduc", "leduc", exploited, "exploitability", "at most 0.5; uniform 2.37"),
+    Row("ippo", "jaxmarl/smax-3m", "smax-3m", battles, "battles_won", "at least 0.9"),
     Row("alphazero", "podium/ConnectFour", "connect-four", against_alpha_beta, "won", "at least 0.85", seeds=2),
 )
 
