@@ -123,7 +123,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     def plan(key: Key, state: State, trajectory: Trajectory) -> Plan:
         value = trajectory.extras.value
         cut = trajectory.truncated & ~trajectory.terminated
-        reached = trajectory.next_obs, trajectory.extras.memory
+        reached = trajectory.reached, trajectory.extras.memory
         next_value = networks.next_values(network, state.params, value, cut, *reached)
         discount = config.gamma * trajectory.discount
         advantage = returns.gae(trajectory.reward, discount, value, next_value, trajectory.last, config.gae_lambda)

@@ -115,9 +115,10 @@ def make(config: Config = Config(), model: Env | None = None, network: Network |
     def plan(key: Key, state: State, trajectory: Trajectory) -> Plan:
         policy, value = trajectory.extras
         # By the search's values; of what the last ply led to, the network's.
-        evaluate = lambda obs: network.apply(state.params, (), obs, jnp.zeros(value.shape[1:], bool))[0].value
+        no = jnp.zeros(value.shape[1:], bool)
+        evaluate = lambda step: network.apply(state.params, (), trajectory.reached(step), no)[0].value
         cut = trajectory.truncated & ~trajectory.terminated
-        next_value = returns.next_values(value, cut, trajectory.next_obs, evaluate)
+        next_value = returns.next_values(value, cut, evaluate)
         discount = config.gamma * trajectory.discount
         outcome = returns.lambda_return(trajectory.reward, discount, next_value, trajectory.last, config.td_lambda)
         # A position is a transition of no length: what the search made of it in the place of the action, what the game

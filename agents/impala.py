@@ -29,7 +29,7 @@ from podium.ops import losses, optimizers, returns
 from podium.ops.counts import Count
 from podium.ops.statistics import count_rows, count_valid
 from podium.ranges import check_fields, is_traced
-from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
+from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory, at_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +192,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
             output = network.unroll(params, memory, batch.obs, batch.first)
             # Of the observations reached, only the last ones and those behind a cut need the network once more.
             value = jax.lax.stop_gradient(output.value)
-            reached = batch.next_obs, batch.memory
+            reached = functools.partial(at_step, batch.next_obs), batch.memory
             next_value = networks.next_values(network, state.params, value, cut, *reached, rounds=known.rounds)
             return loss(config, output, next_value, batch)
 

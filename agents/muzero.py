@@ -38,7 +38,7 @@ from podium.ranges import check_atoms, check_fields
 from podium.replay import Windows
 from podium.search import Leaf, Root, SearchConfig, make_search
 from podium.seen import legal_of, only_legal, view_of
-from podium.types import Array, EnvSpec, Key, PyTree, Trajectory
+from podium.types import Array, EnvSpec, Key, PyTree, Trajectory, at_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +139,7 @@ def make_targets(config: Config, windows: Windows, evaluate: Callable[[PyTree], 
     cut = (truncated | jnp.concatenate([~valid[1:], jnp.zeros_like(valid[:1])])) & ~terminated
     last = cut | terminated
     discount = config.gamma * (1.0 - terminated) * (1.0 if turn is None else turn)
-    next_value = returns.next_values(value, cut, next_obs, evaluate)
+    next_value = returns.next_values(value, cut, lambda step: evaluate(at_step(next_obs, step)))
     target = returns.lambda_return(reward, discount, next_value, last, config.td_lambda)
 
     before = lambda flag: jnp.concatenate([jnp.zeros_like(flag[:1]), jnp.cumsum(flag, axis=0)[:-1] > 0])

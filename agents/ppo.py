@@ -217,7 +217,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
             if is_on(config.normalized_reward_bound):
                 reward = jnp.clip(reward, -config.normalized_reward_bound, config.normalized_reward_bound)
         cut = trajectory.truncated & ~trajectory.terminated
-        reached = trajectory.next_obs, trajectory.extras.memory
+        reached = trajectory.reached, trajectory.extras.memory
         seen = functools.partial(statistics.normalize, state.obs_stats)
         next_value = networks.next_values(network, state.params, value, cut, *reached, seen)
         discount = config.gamma * trajectory.discount

@@ -34,7 +34,7 @@ from podium.ops.counts import Count
 from podium.ops.statistics import RunningStats, count_rows, masked_means
 from podium.ranges import check_fields
 from podium.seen import legal_of
-from podium.types import Array, DiscreteSpec, EnvSpec, Key, Metrics, PyTree, Trajectory
+from podium.types import Array, DiscreteSpec, EnvSpec, Key, Metrics, PyTree, Trajectory, at_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,15 +184,13 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         return ActOutput(action, memory, Extras(jnp.max(value, axis=-1), memory))
 
     def plan(key: Key, state: State, trajectory: Trajectory) -> Plan:
-        def best(reached: tuple[PyTree, PyTree]) -> Array:
-            obs, memory = reached
-            no = jnp.zeros(trajectory.first.shape[1:], bool)
-            return jnp.max(
-                network.apply(state.params, memory, statistics.normalize(state.obs_stats, obs), no)[0], axis=-1
-            )
+        def best(step: Array | None) -> Array:
+            memory, no = at_step(trajectory.extras.memory, step), jnp.zeros(trajectory.first.shape[1:], bool)
+            obs = statistics.normalize(state.obs_stats, trajectory.reached(step))
+            return jnp.max(network.apply(state.params, memory, obs, no)[0], axis=-1)
 
         extras, cut = trajectory.extras, trajectory.truncated & ~trajectory.terminated
-        next_value = returns.next_values(extras.value, cut, (trajectory.next_obs, extras.memory), best)
+        next_value = returns.next_values(extras.value, cut, best)
         reward, discount = config.reward_scale * trajectory.reward, config.gamma * trajectory.discount
         target = returns.lambda_return(reward, discount, next_value, trajectory.last, config.q_lambda)
         obs = statistics.normalize(state.obs_stats, trajectory.obs)

@@ -36,7 +36,7 @@ from podium.ops.statistics import masked_means
 from podium.ranges import check_fields
 from podium.replay import Windows
 from podium.seen import legal_of
-from podium.types import Array, EnvSpec, Key, PyTree
+from podium.types import Array, EnvSpec, Key, PyTree, at_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,15 +214,14 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         def best(online: Array, target: Array) -> Array:
             return action_values.select(target, jnp.argmax(online if config.double else target, axis=-1))
 
-        def best_of(reached: tuple[PyTree, PyTree, PyTree]) -> Array:
-            obs, memory, target_memory = reached
+        def best_of(step: Array | None) -> Array:
+            obs, *memories = at_step((windows.next_obs, memory, target_memory), step)
             no = jnp.zeros(windows.first.shape[1:], bool)
-            online, _ = network.apply(state.params, memory, obs, no)
-            return best(online, network.apply(state.target_params, target_memory, obs, no)[0])
+            online, _ = network.apply(state.params, memories[0], obs, no)
+            return best(online, network.apply(state.target_params, memories[1], obs, no)[0])
 
         cut = windows.truncated & ~windows.terminated
-        reached = windows.next_obs, memory, target_memory
-        next_value = returns.next_values(best(online, target), cut, reached, best_of)
+        next_value = returns.next_values(best(online, target), cut, best_of)
         valid = jnp.ones_like(cut) if windows.valid is None else windows.valid
         wanted = jax.lax.stop_gradient(n_step_target(config, windows, next_value))
         targets = Targets(windows.action, wanted, valid, minibatch.weight)

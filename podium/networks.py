@@ -29,7 +29,7 @@ from podium.ops.distributions import Categorical, DiagGaussian, Policy, TanhNorm
 from podium.ranges import check_choice, check_value
 from podium.seen import only_legal, world_of
 from podium.torsos import Torso, apply_module, check_sizes, make_torso, part_of_obs, part_of_spec, seeing
-from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree, Trajectory
+from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree, Trajectory, at_step
 
 NARROW = 5
 """Up to so many outputs a linear head is computed column by column."""
@@ -506,7 +506,7 @@ def next_values(
     params: PyTree,
     value: Array,
     truncated: Array,
-    next_obs: PyTree,
+    reached: Callable[[Array | None], PyTree],
     memory: PyTree,
     view: Callable[[PyTree], PyTree] = lambda obs: obs,
     rounds: Array | None = None,
@@ -518,17 +518,17 @@ def next_values(
       params: of it.
       value: [T, B], estimates at t.
       truncated: [T, B] bool, cut and not terminated.
-      next_obs: [T, B, ...], reached by each step, before any reset.
+      reached: `Trajectory.reached`, or what tells as it does which observation a step led to, before any reset.
       memory: [T, B, ...], after each step.
       view: applied to those observations that are evaluated.
       rounds: `podium.ops.returns.most_truncations`, where that is known.
     """
 
-    def evaluate(inputs: tuple[PyTree, PyTree]) -> Array:
-        obs, memory = inputs
-        return network.apply(params, memory, view(obs), jnp.zeros(value.shape[1:], bool))[0].value
+    def evaluate(step: Array | None) -> Array:
+        no = jnp.zeros(value.shape[1:], bool)
+        return network.apply(params, at_step(memory, step), view(reached(step)), no)[0].value
 
-    return returns.next_values(value, truncated, (next_obs, memory), evaluate, rounds)
+    return returns.next_values(value, truncated, evaluate, rounds)
 
 
 def q_network(

@@ -889,7 +889,7 @@ TD3: dict[str, Preset] = {
         _SWINGUP_SOURCE,
         {**_SWINGUP, "learning_rate": 3e-4, "tau": 0.01, "exploration_noise": 0.3},
         "tau, noise and the policy's rate: 704 to 803 with seeds 10 to 14. With a rate of 1e-3, better where it learns "
-        "(824 and 851 of seeds 10 and 11; 769 and 823 with the paper's tau of 0.005 and noise of 0.1), one seed of five "
+        "(824 and 851 with seeds 10 and 11; 769 and 823 with the paper's tau and noise, 0.005 and 0.1), one of five "
         "stayed at 76, its policy saturated from the start.",
     ),
 }

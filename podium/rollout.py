@@ -18,7 +18,7 @@ from podium import episodes, keys
 from podium.agent import Agent
 from podium.env import Env
 from podium.ops.returns import discounted_sum
-from podium.types import Array, Key, PyTree, Trajectory
+from podium.types import Array, Key, PyTree, Trajectory, at_step
 
 
 class RolloutState(NamedTuple):
@@ -154,7 +154,25 @@ class Rollout(NamedTuple):
         if self.next_obs is not None:
             return Trajectory(*self)
         before, after = jax.tree.map(lambda x: x[:-1], self.obs), jax.tree.map(lambda x: x[1:], self.obs)
-        return Trajectory(*self._replace(obs=before, next_obs=after))
+        trajectory = OverlappingTrajectory(*self._replace(obs=before, next_obs=after))
+        trajectory.rows = self.obs
+        return trajectory
+
+
+class OverlappingTrajectory(Trajectory):
+    """A Trajectory whose `obs` and `next_obs` are parts of the same `rows` [T + 1, B, ...], which `reached` reads.
+
+    So a program that asks for few of `next_obs` has no copy of them all. What is made anew of one (`_replace`, a mapped
+    tree) knows no rows, and reads `next_obs`.
+    """
+
+    rows: PyTree = None
+
+    def reached(self, step: Array | None) -> PyTree:
+        """Return what that step led to; see `Trajectory.reached`."""
+        if self.rows is None:
+            return super().reached(step)
+        return at_step(self.rows, None if step is None else step + 1)
 
 
 R = TypeVar("R", Rollout, Trajectory)

@@ -219,3 +219,17 @@ class Trajectory(NamedTuple):
         """
         discount = 1.0 - self.terminated.astype(jnp.float32)
         return discount if self.turn is None else discount * self.turn
+
+    def reached(self, step: Array | None) -> PyTree:
+        """Return what step number `step` [B] of each environment led to, [B, ...]; the last one for None.
+
+        It is `next_obs` there. A host environment's rollout holds every observation once: read so, they are not copied.
+        """
+        return at_step(self.next_obs, step)
+
+
+def at_step(rows: PyTree, step: Array | None) -> PyTree:
+    """Return of rows [T, B, ...] that of number `step` [B] of each environment, [B, ...]; the last one for None."""
+    if step is None:
+        return jax.tree.map(lambda x: x[-1], rows)
+    return jax.tree.map(lambda x: jnp.take_along_axis(x, step.reshape(1, -1, *[1] * (x.ndim - 2)), 0)[0], rows)

@@ -15,9 +15,10 @@ from podium.env import Env, auto_reset, restart, transition
 from podium.envs.wrappers import scale_reward
 from podium.keys import environment_keys
 from podium.learn import python_scan
-from podium.rollout import begin, rollout
+from podium.ops.returns import next_values
+from podium.rollout import Rollout, begin, rollout
 from podium.testing import assert_compiles_once
-from podium.types import ArraySpec, DiscreteSpec, EnvSpec
+from podium.types import ArraySpec, DiscreteSpec, EnvSpec, Trajectory
 
 T, B = 12, 8
 
@@ -189,3 +190,37 @@ def test_environments_draw_by_their_own_clock_whatever_the_length_of_rollouts() 
     middle, early = jax.jit(play, static_argnums=1)(start, 3)
     _, late = jax.jit(play, static_argnums=1)(middle, 3)
     np.testing.assert_array_equal(whole, np.concatenate([early, late]))
+
+
+def test_what_a_step_led_to_is_read_from_rows_that_hold_it_once() -> None:
+    rng = np.random.default_rng(0)
+    rows = {
+        "view": rng.normal(size=(5, 3, 2)).astype(np.float32),
+        "frames": rng.integers(0, 255, (5, 3, 4, 4), np.uint8),
+    }
+    flags, steps = np.zeros((4, 3), bool), jnp.array([3, 0, 2])
+    played = Rollout(rows, flags, flags, flags, flags, None, flags, (), (), (), np.int32(0), ~flags)
+    trajectory = played.trajectory()
+    replaced = trajectory._replace(next_obs=jax.tree.map(lambda x: 0 * x, trajectory.next_obs))
+    doubled = jax.tree.map(lambda x: x * 2, trajectory)
+    for name in rows:
+        np.testing.assert_array_equal(trajectory.obs[name], rows[name][:4])
+        np.testing.assert_array_equal(trajectory.next_obs[name], rows[name][1:])
+        np.testing.assert_array_equal(trajectory.reached(None)[name], rows[name][4])
+        reached = [rows[name][step + 1, env] for env, step in enumerate(steps.tolist())]
+        np.testing.assert_array_equal(trajectory.reached(steps)[name], np.stack(reached))
+        # What was made anew of it says what it holds.
+        np.testing.assert_array_equal(replaced.reached(steps)[name], 0 * np.stack(reached))
+        np.testing.assert_array_equal(doubled.reached(steps)[name], np.stack(reached) * 2)
+        np.testing.assert_array_equal(Trajectory(*trajectory).reached(steps)[name], np.stack(reached))
+
+
+def test_a_program_that_asks_for_few_observations_reached_copies_none_of_the_others() -> None:
+    def ask(rows: Any, cut: Any) -> Any:
+        flags = jnp.zeros((64, 8), bool)
+        played = Rollout(rows, flags, flags, flags, flags, None, flags, (), (), (), jnp.int32(0), ~flags).trajectory()
+        return next_values(jnp.ones((64, 8)), cut, lambda step: played.reached(step).mean((1, 2)))
+
+    shapes = jax.ShapeDtypeStruct((65, 8, 32, 32), np.float32), jax.ShapeDtypeStruct((64, 8), bool)
+    memory = jax.jit(ask).lower(*shapes).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 65 * 8 * 32 * 32 * 4 / 8

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podium.types import Array, PyTree
+from podium.types import Array
 
 
 def gae(reward: Array, discount: Array, value: Array, next_value: Array, last: Array, lambda_: float) -> Array:
@@ -181,8 +181,7 @@ def discounted_sums(reward: Array, terminated: Array, gamma: float, start: Array
 def next_values(
     value: Array,
     truncated: Array,
-    inputs: PyTree,
-    evaluate: Callable[[PyTree], Array],
+    evaluate: Callable[[Array | None], Array],
     rounds: Array | None = None,
 ) -> Array:
     """Return the value of the observation that every step reached, evaluating only where it is not known.
@@ -195,8 +194,8 @@ def next_values(
     Args:
       value: [T, B], estimates at t.
       truncated: [T, B] bool.
-      inputs: pytree [T, B, ...], what `evaluate` needs for the observation reached at t.
-      evaluate: maps `inputs` of one time, [B, ...], to values [B].
+      evaluate: returns the values [B] of what step number `step` [B] of each environment reached; the last for None:
+        `podium.types.at_step` and `Trajectory.reached` find that.
       rounds: scalar, `most_truncations` where that is known; on several devices to know it is to ask all of them.
 
     Returns:
@@ -204,15 +203,14 @@ def next_values(
     """
     if rounds is None:
         rounds = most_truncations(truncated)
-    shifted = jnp.concatenate([value[1:], evaluate(jax.tree.map(lambda x: x[-1], inputs))[None]])
+    shifted = jnp.concatenate([value[1:], evaluate(None)[None]])
     time = jnp.arange(value.shape[0])[:, None]
 
     def one_round(_: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         remaining, values = state
         t = jnp.argmax(remaining, axis=0)
-        row = jax.tree.map(lambda x: jnp.take_along_axis(x, t.reshape(1, -1, *[1] * (x.ndim - 2)), 0)[0], inputs)
         here = remaining & (time == t)
-        return remaining & ~here, jnp.where(here, evaluate(row), values)
+        return remaining & ~here, jnp.where(here, evaluate(t), values)
 
     remaining = truncated & (time < value.shape[0] - 1)
     return jax.lax.fori_loop(0, rounds, one_round, (remaining, shifted))[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ import pytest
 
 from podium.ops.returns import discounted_sums, gae, lambda_return, next_values, vtrace
 from podium.testing import assert_compiles_once
+from podium.types import at_step
 
 T, B, GAMMA = 7, 6, 0.9
 
@@ -396,6 +396,10 @@ def reached() -> dict[str, np.ndarray]:
     return {"reached": np.stack([NUMBERS, 0 * NUMBERS], -1), "memory": (np.ones((T, B), np.float32),)}
 
 
+def worth_of_step(step: jax.Array | None) -> jax.Array:
+    return worth(at_step(reached(), step))
+
+
 def slow_next_values(truncated: np.ndarray) -> np.ndarray:
     expected = np.zeros((T, B))
     for t in range(T):
@@ -408,13 +412,13 @@ def slow_next_values(truncated: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("envs", [[0], [0, 1], [1], [2], [3], [4], [5], range(B)], ids=str)
 def test_next_values_are_the_slow_loop(envs: list[int]) -> None:
     truncated = TRUNCATED & np.isin(np.arange(B), envs)
-    function = jax.jit(functools.partial(next_values, evaluate=worth))
-    np.testing.assert_array_equal(function(VALUES, truncated, reached()), slow_next_values(truncated))
+    function = jax.jit(functools.partial(next_values, evaluate=worth_of_step))
+    np.testing.assert_array_equal(function(VALUES, truncated), slow_next_values(truncated))
 
 
 def test_next_values_under_vmap() -> None:
     both = np.stack([TRUNCATED, np.zeros_like(TRUNCATED)])
-    mapped = jax.vmap(lambda truncated: next_values(VALUES, truncated, reached(), worth))
+    mapped = jax.vmap(lambda truncated: next_values(VALUES, truncated, worth_of_step))
     np.testing.assert_array_equal(mapped(both), [slow_next_values(x) for x in both])
 
 
@@ -423,12 +427,12 @@ def test_next_values_evaluate_every_row_they_need_once(envs: list[int], rounds: 
     truncated = TRUNCATED & np.isin(np.arange(B), envs)
     seen: list[np.ndarray] = []
 
-    def watched(inputs: dict[str, jax.Array]) -> jax.Array:
-        seen.append(np.asarray(inputs["reached"][:, 0]).astype(int))
-        return worth(inputs)
+    def watched(step: jax.Array | None) -> jax.Array:
+        seen.append(np.asarray(at_step(reached(), step)["reached"][:, 0]).astype(int))
+        return worth_of_step(step)
 
     with jax.disable_jit():
-        next_values(jnp.asarray(VALUES), jnp.asarray(truncated), jax.tree.map(jnp.asarray, reached()), watched)
+        next_values(jnp.asarray(VALUES), jnp.asarray(truncated), watched)
     np.testing.assert_array_equal(seen[0], NUMBERS[-1])
     assert len(seen) == 1 + rounds
     for b in range(B):
@@ -440,17 +444,16 @@ def test_next_values_evaluate_every_row_they_need_once(envs: list[int], rounds: 
 def test_next_values_and_gae_are_finite_where_episodes_terminated() -> None:
     steps = columns(8)
     terminated = steps["discount"] == 0
-    found = next_values(VALUES, steps["last"] & ~terminated, reached(), worth)
+    found = next_values(VALUES, steps["last"] & ~terminated, worth_of_step)
     assert np.isfinite(found).all()
     assert np.isfinite(gae(**{**steps, "next_value": np.asarray(found)}, lambda_=1.0)).all()
 
 
 @pytest.mark.parametrize("length", [1, 2])
 def test_the_shortest_rollouts(length: int) -> None:
-    evaluate: Callable = lambda inputs: inputs
     value, inputs = np.full((length, 1), 5, np.float32), np.full((length, 1), 7, np.float32)
     truncated = np.ones((length, 1), bool)
-    found = next_values(value, truncated, inputs, evaluate)
+    found = next_values(value, truncated, functools.partial(at_step, inputs))
     np.testing.assert_array_equal(found, inputs)
     advantage = gae(np.ones((length, 1), np.float32), np.full((length, 1), 0.5), value, found, truncated, 0.5)
     np.testing.assert_array_equal(advantage, np.full((length, 1), 1 + 3.5 - 5))
