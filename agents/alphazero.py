@@ -47,6 +47,8 @@ class Config(SearchConfig, ActorCriticConfig):
     """Nonlinearity of hidden layers: tanh, relu, silu, gelu or elu."""
     learning_rate: float = 1e-3
     """AdamW's step size, above 0."""
+    anneal_steps: int = 0
+    """Environment steps over which the learning rate falls linearly to zero; 0 keeps it constant."""
     weight_decay: float = 1e-4
     """Decay of weights per step, as a share of the step size; 0 or more."""
     max_grad_norm: float = 1.0
@@ -143,7 +145,7 @@ def make(config: Config = Config(), model: Env | None = None, network: Network |
         return jax.grad(objective, has_aux=True)(state.params)
 
     def apply(state: State, grads: PyTree) -> State:
-        rate = config.learning_rate
+        rate = optimizers.annealed(config.learning_rate, config.anneal_steps, state.env_steps.total())
         params, opt_state = optimizers.descend(optimizer, rate, state.params, state.opt_state, grads)
         return state._replace(params=params, opt_state=opt_state)
 
@@ -204,6 +206,6 @@ def _check(config: Config) -> None:
     check_fields(
         config,
         positive=("learning_rate",),
-        not_negative=("weight_decay", "max_grad_norm", "value_coef"),
+        not_negative=("anneal_steps", "weight_decay", "max_grad_norm", "value_coef"),
         fractions=("gamma", "td_lambda"),
     )

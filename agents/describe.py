@@ -106,7 +106,7 @@ def of_alphazero(config: alphazero.Config, num_envs: int, rollout_length: int) -
     """Describe AlphaZero's search, and what it learns from."""
     held = config.buffer_capacity // (num_envs * rollout_length) * num_envs * rollout_length
     return {
-        "learning rate": f"{config.learning_rate:g}, adamw",
+        "learning rate": _rate(config.learning_rate, "adamw", config.anneal_steps),
         "search": _search(config),
         "learning": f"{config.num_updates} minibatches of {config.batch_size} positions an iteration, of {held:,} held",
     }

@@ -618,7 +618,9 @@ ALPHAZERO: dict[str, Preset] = {
         "This project.",
         {
             **_ALPHAZERO,
-            "num_steps": 1_000_000,
+            "eval_every": 500_000,
+            "num_steps": 3_000_000,
+            "anneal_steps": 3_000_000,
             "num_simulations": 24,
             "num_updates": 32,
             "td_lambda": 0.95,
@@ -626,7 +628,8 @@ ALPHAZERO: dict[str, Preset] = {
             "env_options": ("rules=True", "openings=8"),
         },
         "four passes a position, by games won of 100 against alpha-beta of depth 6 after eight random plies: 75 after "
-        "0.7M plies of one seed; 73 after 1.2M with one pass.",
+        "0.7M plies of one seed; 73 after 1.2M with one pass. A falling rate, by games won of 200 from the empty board "
+        "after 1M plies of seed 1: 0.85; 0.805 with a constant one.",
     ),
 }
 
