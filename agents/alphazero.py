@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podium import replay
+from podium import networks, replay
 from podium.agent import ActOutput, Agent, Aux, Plan
 from podium.env import Env
 from podium.networks import ActorCriticConfig, Network, policy_mask
@@ -117,10 +117,8 @@ def make(config: Config = Config(), model: Env | None = None, network: Network |
     def plan(key: Key, state: State, trajectory: Trajectory) -> Plan:
         policy, value = trajectory.extras
         # By the search's values; of what the last ply led to, the network's.
-        no = jnp.zeros(value.shape[1:], bool)
-        evaluate = lambda step: network.apply(state.params, (), trajectory.reached(step), no)[0].value
         cut = trajectory.truncated & ~trajectory.terminated
-        next_value = returns.next_values(value, cut, evaluate)
+        next_value = networks.next_values(network, state.params, value, cut, trajectory.reached, ())
         discount = config.gamma * trajectory.discount
         outcome = returns.lambda_return(trajectory.reward, discount, next_value, trajectory.last, config.td_lambda)
         # A position is a transition of no length: what the search made of it in the place of the action, what the game

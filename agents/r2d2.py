@@ -215,10 +215,10 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
             return action_values.select(target, jnp.argmax(online if config.double else target, axis=-1))
 
         def best_of(step: Array | None) -> Array:
-            obs, *memories = at_step((windows.next_obs, memory, target_memory), step)
+            obs, after, target_after = at_step((windows.next_obs, memory, target_memory), step)
             no = jnp.zeros(windows.first.shape[1:], bool)
-            online, _ = network.apply(state.params, memories[0], obs, no)
-            return best(online, network.apply(state.target_params, memories[1], obs, no)[0])
+            online, _ = network.apply(state.params, after, obs, no)
+            return best(online, network.apply(state.target_params, target_after, obs, no)[0])
 
         cut = windows.truncated & ~windows.terminated
         next_value = returns.next_values(best(online, target), cut, best_of)

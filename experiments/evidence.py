@@ -118,6 +118,7 @@ _BESIDE_RAINBOW = "To stand beside rainbow's: the same network, replay, batches,
 
 PUREJAXRL_BREAKOUT = Published(60.7, "PureJaxRL's ppo.py (31756b1), three seeds here, 10M steps: 88, 58, 36")
 
+PLAYGROUND_SAC = Published(857, "MuJoCo Playground's Brax SAC, 5M steps")
 PLAYGROUND = Published(
     861, "REPPO's own curves (cvoelcker/reppo, a7ab85b), 50M steps, layers of 512; Playground's Brax PPO: 693, SAC: 857"
 )
@@ -233,7 +234,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         *("sac", "mjx/CartpoleSwingup", "mjx-cartpole-swingup"),
-        published=Published(857, "MuJoCo Playground's Brax SAC, 5M steps"),
+        published=PLAYGROUND_SAC,
         remark="A twenty-fifth of the published steps, layers of 64.",
     ),
     Row(
@@ -243,7 +244,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         *("td3", "mjx/CartpoleSwingup", "mjx-cartpole-swingup"),
-        published=Published(857, "MuJoCo Playground's Brax SAC, 5M steps"),
+        published=PLAYGROUND_SAC,
         remark="A twenty-fifth of the published steps, layers of 64; the figure is SAC's.",
     ),
     Row(

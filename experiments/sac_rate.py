@@ -104,7 +104,7 @@ def _podium(flags: SacFlags) -> Turn:
     return _timed(turn)
 
 
-def _timed(turn: Callable[[], None]) -> Turn:
+def _timed(turn: Callable[[], Any]) -> Turn:
     def timed() -> float:
         began = time.perf_counter()
         turn()
@@ -172,6 +172,11 @@ def _brax(flags: SacFlags) -> Turn | None:
 
     def turn() -> float:
         rates: list[float] = []
+
+        def progress(step: int, metrics: dict[str, Any]) -> None:
+            if "training/sps" in metrics:
+                rates.append(metrics["training/sps"])
+
         train.train(
             envs.get_environment(flags.env.removeprefix("brax/")),
             num_timesteps=3 * steps,
@@ -187,7 +192,7 @@ def _brax(flags: SacFlags) -> Turn | None:
             max_replay_size=flags.buffer_capacity,
             normalize_observations=flags.normalize_obs,
             network_factory=lambda *sees, **more: networks.make_sac_networks(*sees, hidden_layer_sizes=sizes, **more),
-            progress_fn=lambda _, metrics: rates.extend([metrics["training/sps"]] if "training/sps" in metrics else []),
+            progress_fn=progress,
         )
         return steps / float(np.median(rates[1:]))
 
@@ -213,7 +218,7 @@ def _sbx(flags: SacFlags) -> Turn | None:
         seed=0,
     )
     model.learn(2 * flags.batch_size)
-    return _timed(lambda: model.learn(flags.updates, reset_num_timesteps=False) and None)
+    return _timed(lambda: model.learn(flags.updates, reset_num_timesteps=False))
 
 
 PEERS: dict[str, Callable[[SacFlags], Turn | None]] = {"rejax": _rejax, "brax": _brax, "sbx": _sbx}
