@@ -33,8 +33,10 @@ class AtariFlags:
     mode: Literal["emulate", "render", "inference", "train"] = "emulate"
     """emulate: observations are the console's memory; render: pictures of 84 x 84; inference: a Nature CNN acts on
     them; train: PPO, 3 passes over 4 minibatches."""
-    backend: Literal["xla", "pallas"] = "xla"
-    """What runs the console."""
+    backend: Literal["xla", "pallas"] | None = None
+    """What runs the console; None: the kernel on a GPU, and XLA elsewhere."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the Nature CNN computes in."""
     steps: int = 8
     """Steps of a repeat, of four frames each; when training, of a rollout."""
     repeats: int = 3
@@ -94,7 +96,7 @@ def _stepping(flags: AtariFlags, env: Env) -> Prepared:
     """Random actions, or those of an untrained Nature CNN, on every device a part of the environments."""
     devices = resolve_devices(flags.devices)
     mesh = jax.sharding.Mesh(np.array(devices), ("env",))
-    agent = _agent() if flags.mode == "inference" else None
+    agent = _agent(flags) if flags.mode == "inference" else None
     state = agent and agent.init(jax.random.key(flags.seed), env.spec)
     count = env.spec.action.num_values  # type: ignore[union-attr]
 
@@ -139,7 +141,7 @@ def _stepping(flags: AtariFlags, env: Env) -> Prepared:
 def _training(flags: AtariFlags, env: Env) -> Prepared:
     """PPO under Anakin; a turn is one update."""
     program = podium.Anakin(devices=flags.devices).build(
-        _agent(), env, num_envs=flags.num_envs, rollout_length=flags.steps, max_updates=1
+        _agent(flags), env, num_envs=flags.num_envs, rollout_length=flags.steps, max_updates=1
     )
     program.compile()
     state = [program.init(flags.seed)]
@@ -150,8 +152,13 @@ def _training(flags: AtariFlags, env: Env) -> Prepared:
     return program.compile_seconds, len(program.devices), None, turn
 
 
-def _agent() -> podium.Agent:
-    network: dict[str, Any] = {"torso": "nature_cnn", "hidden_sizes": (512,), "activation": "relu"}
+def _agent(flags: AtariFlags) -> podium.Agent:
+    network: dict[str, Any] = {
+        "torso": "nature_cnn",
+        "hidden_sizes": (512,),
+        "activation": "relu",
+        "dtype": flags.dtype,
+    }
     return ppo.make(ppo.Config(num_epochs=3, num_minibatches=4, **network))
 
 

@@ -6,17 +6,19 @@ it failed, is written before the next begins. Given again with the same folder, 
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import json
+import shlex
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from pathlib import Path
 from typing import Any
 
+import gpu_checks
 import machine
 
 from podium.files import write_json
@@ -25,6 +27,12 @@ from podium.sinks import save_figure
 HERE = Path(__file__).resolve().parent
 GRACE_SECONDS = 20.0
 """Between asking a piece to end and ending it."""
+SIDE_BY_SIDE_SHARE = 0.4
+"""Of a part's time, at most, that goes to compiling side by side what is timed afterwards."""
+AFTER_SECONDS = 50.0
+"""Of part 5, for writing what was learnt and playing with it."""
+PARITIES = 5
+"""Processes that the agents are spread over."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +44,7 @@ class GpuFlags:
     minutes: float = 8.0
     """Time for the part; a piece that does not fit is ended, and those after it are left to the next time."""
     out: Path = Path("gpu")
-    """Folder for what comes of it: gpu-part-N.json and .png, and of part 5 gpu-pong.tar.gz, to go on from."""
+    """Folder for what comes of it: gpu-part-N.json and .png, and of part 5 the run to go on from, and its policy."""
     small: bool = False
     """Sizes that a CPU does in a minute or two: to see that everything runs."""
 
@@ -48,10 +56,14 @@ class Piece:
     name: str
     script: str
     arguments: str
+    timed: bool = True
+    """Whether it must have the machine to itself; others run side by side, before the first timed one."""
+    cached: bool = True
+    """Whether it finds its programs compiled, by a run before, side by side with others, that is thrown away."""
 
     def command(self) -> list[str]:
         """Return what to run."""
-        return [sys.executable, str(HERE / self.script), *self.arguments.split()]
+        return [sys.executable, str(HERE / self.script), *shlex.split(self.arguments)]
 
 
 def pieces(part: int, small: bool) -> list[Piece]:
@@ -67,60 +79,72 @@ def pieces(part: int, small: bool) -> list[Piece]:
 
 
 def _correctness(small: bool) -> list[Piece]:
-    check = lambda name: Piece(name, "gpu_checks.py", f"{name}{' --small' if small else ''}")
-    return [*map(check, ("parity", "traces", "backends")), Piece("matmul", "benchmark.py", "matmul")]
+    check = lambda name, arguments: Piece(name, "gpu_checks.py", arguments, timed=False)
+    if small:
+        found = [check("traces", "traces --small"), check("parity", "parity --small")]
+    else:
+        found = [check(f"traces of {game}", f"traces --only {game}") for game in gpu_checks.GAMES]
+        names = list(gpu_checks.AGENTS)
+        for first in range(PARITIES):  # As many processes, since each agent's programs take long to compile.
+            mine = names[first::PARITIES]
+            found.append(check(f"parity of {', '.join(mine)}", f"parity --only {shlex.join(mine)}"))
+    return [*found, Piece("matmul", "benchmark.py", "matmul")]
 
 
 def _anakin(small: bool) -> list[Piece]:
     found = []
     for num_envs in (64,) if small else (64, 1024, 8192, 65536):
-        steps = max(200_000, num_envs * 128 * 4) if not small else 20_000
-        for env, hidden in (("CartPole-v1", "64 64"), ("Breakout-MinAtar", "128 128")):
-            sizes = f"--env {env} --num-envs {num_envs} --num-steps {steps} --repeats 3 --hidden-sizes {hidden}"
-            found.append(Piece(f"anakin {env} {num_envs}", "benchmark.py", f"anakin --devices 1 {sizes}"))
-        updates = 2 if small else max(2, 2**21 // (num_envs * 128))
-        sizes = f"--num-envs {num_envs} --updates {updates} --repeats 3"
+        updates = 2 if small else max(2, 2**20 // (num_envs * 32))
+        sizes = f"--num-envs {num_envs} --updates {min(updates, 40)} --repeats 5"
         found += [
             Piece(f"paired {env} {num_envs}", "benchmark.py", f"paired --env {env} {sizes}")
             for env in ("CartPole-v1", "Breakout-MinAtar")
         ]
     steps = 2**14 if small else 2**26
-    found.append(
-        Piece("env CartPole-v1", "benchmark.py", f"env --env CartPole-v1 --num-envs 65536 --num-steps {steps * 4}")
-    )
-    found.append(
-        Piece(
-            "dqn Breakout-MinAtar",
-            "benchmark.py",
-            f"anakin --agent dqn --env Breakout-MinAtar --num-steps {steps // 256}",
-        )
-    )
-    found.append(Piece("solve CartPole-v1", "benchmark.py", f"solve --runs {1 if small else 5}"))
-    return found
+    bare = f"env --env CartPole-v1 --num-envs 65536 --num-steps {steps * 4}"
+    replay = f"anakin --agent dqn --env Breakout-MinAtar --num-steps {1000 if small else 10_000} --repeats 2"
+    return [
+        Piece("env CartPole-v1", "benchmark.py", bare),
+        *found,
+        Piece("dqn Breakout-MinAtar", "benchmark.py", replay),
+        Piece("solve CartPole-v1", "benchmark.py", f"solve --runs {1 if small else 5}", cached=False),
+    ]
 
 
 def _emulator(small: bool) -> list[Piece]:
-    found = []
-    for num_envs in (16,) if small else (1024, 8192, 65536):
-        for mode in ("emulate",) if small else ("emulate", "render", "inference", "train"):
-            for backend in ("xla", "pallas"):
-                if backend == "pallas" and (small or mode not in ("emulate", "train")):
-                    continue  # A CPU interprets the kernel; what is drawn and acted is the same.
-                sizes = f"--num-envs {num_envs} --steps {2 if small else 16} --repeats {1 if small else 3}"
-                rest = f"--mode {mode} --backend {backend} --devices 1 --envpool-seconds 0 --noop-max 0"
-                found.append(Piece(f"atari {mode} {backend} {num_envs}", "benchmark.py", f"atari {sizes} {rest}"))
-    return found
+    if small:
+        return [_atari("emulate", 16, steps=2, repeats=1)]  # A CPU has no kernel: this is XLA's.
+    return [
+        *(_atari("emulate", num_envs) for num_envs in (1024, 8192, 65536)),
+        _atari("train", 8192),
+        _atari("train", 8192, "--dtype bfloat16"),
+        _atari("train", 1024),
+        _atari("render", 8192),
+        _atari("inference", 8192),
+        _atari("emulate", 1024, "--backend xla", steps=1, repeats=1, cached=False),
+    ]
+
+
+def _atari(mode: str, num_envs: int, more: str = "", steps: int = 16, repeats: int = 3, cached: bool = True) -> Piece:
+    sizes = f"--mode {mode} --num-envs {num_envs} --steps {steps} --repeats {repeats} {more}".strip()
+    rest = "--devices 1 --envpool-seconds 0 --noop-max 0"
+    return Piece(f"atari {mode} {num_envs} {more}".strip(), "benchmark.py", f"atari {sizes} {rest}", cached=cached)
 
 
 def _beside_the_host(small: bool) -> list[Piece]:
     few = "--num-envs 8 --rollout-length 8 --updates 2 --repeats 1" if small else ""
     networks = ("negligible",) if small else ("negligible", "nature_cnn", "impala_resnet")
     found = [
-        Piece(f"sebulba {network}", "benchmark.py", f"sebulba --network {network} {few or '--actor-threads 2'}")
+        Piece(
+            f"sebulba {network}",
+            "benchmark.py",
+            f"sebulba --network {network} {few or '--actor-threads 2 --repeats 1'}",
+            cached=False,
+        )
         for network in networks
     ]
     few = "--num-envs 8 --updates 2 --repeats 1" if small else ""
-    found.append(Piece("central", "benchmark.py", f"central {few}"))
+    found.append(Piece("central", "benchmark.py", f"central {few}", cached=False))
     few = "--population 16 --generations 2 --repeats 1" if small else ""
     found.append(Piece("evolution", "benchmark.py", f"evolution {few}"))
     return found
@@ -136,23 +160,54 @@ def measure(flags: GpuFlags) -> dict[str, Any]:
         return _train_pong(flags, deadline)
     path = flags.out / f"gpu-part-{flags.part}.json"
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    for piece in todo:
-        if "error" not in results.get(piece.name, {"error": ""}):
-            continue
-        left = deadline - time.monotonic() - GRACE_SECONDS
-        results[piece.name] = run(piece, left) if left > 0 else {"error": "not begun: no time was left"}
+    waiting = [piece for piece in todo if "error" in results.get(piece.name, {"error": ""})]
+    cache = flags.out / "compiled"
+
+    def left() -> float:
+        return deadline - time.monotonic() - GRACE_SECONDS
+
+    def done(piece: Piece, row: dict[str, Any]) -> None:
+        results[piece.name] = row
         write_json(path, results)
-        print(f"{piece.name}: {results[piece.name].get('error', 'done')}", file=sys.stderr, flush=True)
+        print(f"{piece.name}: {row.get('error', 'done')}", file=sys.stderr, flush=True)
+
+    share = SIDE_BY_SIDE_SHARE * 60 * flags.minutes
+    with concurrent.futures.ThreadPoolExecutor(len(waiting) or 1) as threads:
+        beside = {
+            threads.submit(run, piece, min(left(), share) if piece.timed else left(), cache, alone=False): piece
+            for piece in waiting
+            if not piece.timed or (piece.cached and not flags.small)
+        }
+        for future in concurrent.futures.as_completed(beside):
+            if not beside[future].timed:
+                done(beside[future], future.result())
+    for piece in waiting:
+        if piece.timed:
+            row = run(piece, left(), cache if piece.cached else None) if left() > 0 else {"error": "no time was left"}
+            done(piece, row)
     draw(flags.out / f"gpu-part-{flags.part}.png", results)
     failed = [name for name, row in results.items() if "error" in row]
     return {"what": "gpu", "part": flags.part, "pieces": len(todo), "failed": failed, "file": str(path)}
 
 
-def run(piece: Piece, seconds: float) -> dict[str, Any]:
-    """Run a piece for at most so long; return its JSON and wall time, or an `error` and the end of what it said."""
+def run(piece: Piece, seconds: float, cache: Path | None, alone: bool = True) -> dict[str, Any]:
+    """Run a piece for at most so long; return its JSON and wall time, or an `error` and the end of what it said.
+
+    Args:
+      piece: to run.
+      seconds: after which it is ended.
+      cache: folder of compiled programs; None compiles anew.
+      alone: whether no other process needs the device's memory.
+    """
     began = time.monotonic()
+    variables = machine.environment()
+    if cache is not None:
+        variables |= {"JAX_COMPILATION_CACHE_DIR": str(cache.resolve())}
+        variables |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
+    if not alone:
+        variables |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     with subprocess.Popen(
-        piece.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=machine.environment()
+        piece.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables
     ) as process:
         try:
             out, err = process.communicate(timeout=seconds)
@@ -161,8 +216,8 @@ def run(piece: Piece, seconds: float) -> dict[str, Any]:
             process.kill()
             out, err = process.communicate()
             error = f"ended after {seconds:.0f} s"
-    command = f"python experiments/{piece.script} {piece.arguments}".strip()
-    wall = {"command": command, "wall_seconds": time.monotonic() - began}
+    wall: dict[str, Any] = {"command": f"python experiments/{piece.script} {piece.arguments}".strip()}
+    wall |= {"wall_seconds": time.monotonic() - began}
     if error is None:
         try:
             return {**json.loads(out.strip().splitlines()[-1]), **wall}
@@ -172,26 +227,46 @@ def run(piece: Piece, seconds: float) -> dict[str, Any]:
 
 
 def _train_pong(flags: GpuFlags, deadline: float) -> dict[str, Any]:
-    """Train PPO on the emulated Pong until the time is up, from where the archive ends, and archive the run."""
-    folder, archive = flags.out / "pong", flags.out / "gpu-pong.tar.gz"
-    if archive.exists() and not folder.exists():
-        with tarfile.open(archive) as packed:
-            packed.extractall(flags.out, filter="data")
-    what = ["train", "--agent", "ppo", "--env", "atari/Pong", "--placement", "anakin", "--preset", "atari-ppo-wide"]
+    """Train PPO on the emulated Pong until the time is up, from where the folder ends, and play envpool's."""
+    folder, policy = flags.out / "pong", flags.out / "pong-policy.npz"
+    command = "train --agent ppo --env atari/Pong --placement anakin --preset atari-ppo-wide".split()
+    command += "--checkpoint-every 0 --eval-every 0".split()
     if flags.small:
-        what += "--num-envs 8 --rollout-length 8 --num-minibatches 4 --num-steps 128 --torso small_cnn".split()
-        what += "--eval-every 0 --eval-episodes 1 --env-options max_episode_frames=200".split()
-    what += ["--run-dir", str(folder), "--no-progress", "--json", *(["--resume"] if folder.exists() else [])]
+        command += "--num-envs 8 --rollout-length 8 --num-minibatches 4 --num-steps 128 --torso small_cnn".split()
+        command += "--eval-episodes 1 --env-options max_episode_frames=200".split()
+    command += ["--run-dir", str(folder), "--no-progress", "--json", *(["--resume"] if folder.exists() else [])]
+    row: dict[str, Any] = {"what": "gpu", "part": 5, "command": " ".join(["podium", *command])}
     began = time.monotonic()
+    after = 0.0 if flags.small else AFTER_SECONDS
+    row |= _podium(command, deadline - time.monotonic() - after, machine.environment())
+    row["wall_seconds"] = time.monotonic() - began
+    metrics = folder / "metrics.jsonl"
+    row["rows"] = metrics.read_text().splitlines() if metrics.exists() else []
+    write_json(flags.out / "gpu-part-5.json", row)
+
+    on_cpu = {**machine.environment(), "JAX_PLATFORMS": "cpu"}
+    play = ["evaluate", str(folder), "--episodes", "10", "--json", *("" if flags.small else "--env Pong-v5").split()]
+    with concurrent.futures.ThreadPoolExecutor(3) as threads:
+        keep = Piece("policy", "gpu_checks.py", shlex.join(["policy", "--run", str(folder), "--out", str(policy)]))
+        left = max(1.0, deadline - time.monotonic())
+        kept = threads.submit(run, keep, left, None, alone=False)
+        played = {name: threads.submit(_podium, [*play, f"--{name}"], left, on_cpu) for name in ("greedy", "no-greedy")}
+        row |= {"policy": kept.result(), **{name: future.result() for name, future in played.items()}}
+    write_json(flags.out / "gpu-part-5.json", row)
+    return row
+
+
+def _podium(command: list[str], seconds: float, variables: dict[str, str]) -> dict[str, Any]:
+    """Run podium for so long, then as if by Ctrl-C; return its exit code, its JSON, or the end of its errors."""
     with subprocess.Popen(
-        [sys.executable, "-m", "podium", *what],
+        [sys.executable, "-m", "podium", *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=machine.environment(),
+        env=variables,
     ) as process:
         try:
-            out, err = process.communicate(timeout=max(1.0, deadline - time.monotonic() - 3 * GRACE_SECONDS))
+            out, err = process.communicate(timeout=max(1.0, seconds))
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)  # It writes a checkpoint, and ends.
             try:
@@ -199,18 +274,11 @@ def _train_pong(flags: GpuFlags, deadline: float) -> dict[str, Any]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 out, err = process.communicate()
-    if folder.exists():
-        with tarfile.open(archive, "w:gz") as packed:
-            packed.add(folder, "pong")
-    row: dict[str, Any] = {"what": "gpu", "part": 5, "exit_code": process.returncode}
-    row |= {"command": " ".join(["podium", *what]), "wall_seconds": time.monotonic() - began, "file": str(archive)}
-    metrics = folder / "metrics.jsonl"
-    row["rows"] = metrics.read_text().splitlines()[-3:] if metrics.exists() else []
+    row: dict[str, Any] = {"exit_code": process.returncode}
     with contextlib.suppress(ValueError, IndexError):
         row["summary"] = json.loads(out.strip().splitlines()[-1])
     if process.returncode:
         row["said"] = err.strip().splitlines()[-30:]
-    write_json(flags.out / "gpu-part-5.json", row)
     return row
 
 

@@ -18,8 +18,8 @@ from podium.commands.scripts import Script
 class Console:
     """Options of the environment that have flags of their own here."""
 
-    backend: Literal["xla", "pallas"] = "xla"
-    """What runs the console: compiled by XLA, anywhere, or one kernel, on a GPU."""
+    backend: Literal["xla", "pallas"] | None = None
+    """What runs the console: compiled by XLA, anywhere, or one kernel, on a GPU; None: that on a GPU."""
 
 
 SCRIPT = Script(

@@ -2,6 +2,7 @@
 
     python experiments/wheels.py --out .whl --load base      # what podium needs, beside JAX and what is there
     python experiments/wheels.py --out .whl --load roms      # ale-py, which holds the cartridges of `atari/NAME`
+    python experiments/wheels.py --out .whl --load games     # mctx, by which muzero and alphazero search
     python experiments/wheels.py --out .whl --load envpool   # environments on the CPU, for Sebulba; and, in a load of
     python experiments/wheels.py --out .whl2 --load assets   # its own for its size, their cartridges and models
 
@@ -31,6 +32,7 @@ from podium.commands.console import guard, read_flags
 ROOTS: Mapping[str, tuple[str, ...]] = {
     "base": ("podium",),
     "roms": ("ale-py",),
+    "games": ("mctx",),
     "envpool": ("envpool", "gymnasium"),
     "assets": ("envpool-assets",),
 }
@@ -55,7 +57,7 @@ class Flags:
 
     out: Path = Path(".whl")
     """Folder to put them in."""
-    load: Literal["base", "roms", "envpool", "assets"] = "base"
+    load: Literal["base", "roms", "games", "envpool", "assets"] = "base"
     """Which of the loads."""
     python: str = "3.12"
     """Python of that machine."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from podium import episodes, keys
+from podium import episodes, keys, words
 from podium.agent import Agent
 from podium.env import Env
 from podium.ops.returns import discounted_sum
@@ -46,6 +46,15 @@ class RolloutState(NamedTuple):
     episodes: episodes.Episodes
     past: Array | None = None
 
+    def moving(self) -> tuple[PyTree, ...]:
+        """Return what a step changes, for `moved`."""
+        return self.env_state, self.obs, self.first, self.carry, self.episodes, self.past
+
+    def moved(self, moving: tuple[PyTree, ...]) -> RolloutState:
+        """Return the state after a step that left this of it."""
+        env_state, obs, first, carry, counted, past = moving
+        return RolloutState(self.index, self.env_keys, self.time, env_state, obs, first, carry, counted, past)
+
 
 def begin(key: Key, env: Env, index: Array, carry: PyTree, past: Array | None = None) -> RolloutState:
     """Reset the environments numbered `index` [B], which draw from `key`.
@@ -69,7 +78,7 @@ def rollout(
     state: RolloutState,
     num_steps: int,
     version: Array,
-    fold: Callable[..., Any] = jax.lax.scan,
+    fold: Callable[..., Any] = words.scan,
 ) -> tuple[RolloutState, Trajectory, episodes.Ended]:
     """Act for `num_steps` in every environment.
 
@@ -81,7 +90,7 @@ def rollout(
       state: where the environments stand.
       num_steps: T.
       version: int32 scalar, the number of updates behind `params`.
-      fold: how to repeat a step: `jax.lax.scan`, or `podium.learn.python_scan` to read along.
+      fold: how to repeat a step: `podium.words.scan`, or `podium.learn.python_scan` to read along.
 
     Returns:
       the next state, a Trajectory [T, B, ...], and the episodes that ended, [T, B].
@@ -95,33 +104,34 @@ def rollout(
             "fresh_past(agent, num_envs)."
         )
 
-    def step(state: RolloutState, step_keys: tuple[Key, Key]) -> tuple[RolloutState, tuple]:
-        act_keys, env_keys = step_keys
-        output = agent.act(act_keys, params, state.carry, state.obs, state.first, False)
-        env_state, timestep = jax.vmap(env.step)(env_keys, state.env_state, output.action)
-        counted, ended = episodes.accumulate(state.episodes, timestep)
+    def step(moving: tuple[PyTree, ...], step_keys: tuple[Key, Key]) -> tuple[tuple[PyTree, ...], tuple]:
+        before, (act_keys, env_keys) = state.moved(moving), step_keys
+        output = agent.act(act_keys, params, before.carry, before.obs, before.first, False)
+        env_state, timestep = jax.vmap(env.step)(env_keys, before.env_state, output.action)
+        counted, ended = episodes.accumulate(before.episodes, timestep)
         row = (
-            state.obs,
+            before.obs,
             output.action,
             timestep.reward,
             timestep.terminated,
             timestep.truncated,
             timestep.next_obs,
-            state.first,
+            before.first,
             output.extras,
         )
-        following = state._replace(
+        following = before._replace(
             env_state=env_state, obs=timestep.obs, first=timestep.last, carry=output.carry, episodes=counted
         )
-        if agent.reward_discount is not None and state.past is not None:
+        if agent.reward_discount is not None and before.past is not None:
             rewards = timestep.reward, timestep.terminated
-            past = discounted_sum(state.past, *rewards, agent.reward_discount, timestep.valid)
+            past = discounted_sum(before.past, *rewards, agent.reward_discount, timestep.valid)
             following = following._replace(past=past)
-        return following, (row, timestep.valid, timestep.turn, ended)
+        return following.moving(), (row, timestep.valid, timestep.turn, ended)
 
     act_keys = keys.at_times(keys.environment_keys(key, state.index), jnp.zeros_like(state.time), num_steps)
     env_keys = keys.at_times(jax.random.wrap_key_data(state.env_keys), state.time, num_steps)
-    end, (row, valid, turn, ended) = fold(step, state, (act_keys, env_keys))
+    moving, (row, valid, turn, ended) = fold(step, state.moving(), (act_keys, env_keys))
+    end = state.moved(moving)
     trajectory = Trajectory(*(*row, state.carry, end.carry, version, valid))._replace(past=state.past, turn=turn)
     return end._replace(time=state.time + num_steps), trajectory, ended
 

@@ -45,7 +45,8 @@ class Options:
       stack: newest pictures in an observation.
       screen: height and width of the pictures; scores are reported for 84.
       max_episode_frames: an episode is truncated after so many.
-      backend: what runs the console: "xla" anywhere, or "pallas", a kernel for GPUs.
+      backend: what runs the console: "xla" anywhere, or "pallas", a kernel for GPUs; None: the kernel where JAX's
+        default device is a GPU.
       roms: folder with cartridge images; None looks where `podium.envs.atari.roms` says.
       start_states: where episodes begin, each drawn uniformly, in place of the states after a reset (`noop_max` then
         has no part): the path of a file that `podium.envs.atari.states.save` wrote, or the states themselves. With
@@ -65,14 +66,14 @@ class Options:
     stack: int = 4
     screen: int = 84
     max_episode_frames: int = 108_000
-    backend: str = "xla"
+    backend: str | None = None
     roms: str | None = None
     start_states: Any = None
 
     def __post_init__(self) -> None:
-        for name, allowed in (("observation", OBSERVATIONS), ("backend", BACKENDS)):
+        for name, allowed in (("observation", OBSERVATIONS), ("backend", (None, *BACKENDS))):
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(map(repr, allowed))}.")
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(repr(x) for x in allowed if x)}.")
         for name, least, most in (
             ("frame_skip", 1, 1000),
             ("noop_max", 0, 1000),
@@ -146,10 +147,10 @@ def make(name: str, games: Sequence[str] | None = None, **options: Any) -> Env:
     return _Environment(f"atari/{title}", Emulator(chosen, images, _backend(checked.backend)), checked).env()
 
 
-def _backend(name: str) -> Any:
+def _backend(name: str | None) -> Any:
     from podium.envs.atari import machine
 
-    if name == "pallas":
+    if name == "pallas" or (name is None and jax.default_backend() == "gpu"):
         from podium.envs.atari import kernel
 
         return kernel.frame

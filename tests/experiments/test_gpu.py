@@ -58,14 +58,14 @@ def test_what_makes_no_sense_is_refused(flags: str, named: str, capsys: pytest.C
 def test_one_update_is_that_of_a_process_of_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu_checks.main(["parity", "--small"]) == 0
     row = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert row["ok"] and row["largest_difference"].keys() == {"ppo"}
+    assert row["ok"] and row["relative_difference"].keys() == {"ppo"}
 
 
 def test_a_difference_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     recorded = json.loads(gpu_checks.TRACES.read_text())
     monkeypatch.setattr(gpu_checks, "trace", lambda game, backend, steps: [*recorded[game][: steps - 1], "other"])
     assert gpu_checks.main(["traces", "--small"]) == 1
-    assert json.loads(capsys.readouterr().out)["first_difference"] == {"Pong": 7}
+    assert json.loads(capsys.readouterr().out)["first_difference"] == {"Pong xla": 7}
 
 
 @pytest.mark.slow

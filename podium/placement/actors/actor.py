@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podium import episodes, keys
+from podium import episodes, keys, words
 from podium.agent import Agent, fresh_carry, fresh_past
 from podium.devices import at, jit
 from podium.env import Env, auto_reset
@@ -46,7 +46,7 @@ class FusedActing(Acting):
         params: PyTree,
         state: RolloutState,
         version: Array,
-        fold: Callable[..., Any] = jax.lax.scan,
+        fold: Callable[..., Any] = words.scan,
     ) -> tuple[RolloutState, Rollout, dict[str, Array]]:
         """Play a rollout, and count."""
         key = keys.iteration(run_key, iteration).rollout

@@ -1,0 +1,97 @@
+"""A scan whose small arrays travel as one gives the bits of `jax.lax.scan`, and carries few arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import podium
+from podium import words
+from podium.agents import ppo
+from podium.rollout import begin, rollout
+
+STEPS, ROWS = 5, 3
+
+
+def step(carry: Any, given: Any) -> tuple[Any, Any]:
+    small, flag, key, big = carry
+    number, draw = given
+    small = {"x": small["x"] * draw[:, None] + number, "n": small["n"] + 1}
+    flag = flag ^ (small["x"][:, 0] > 1)
+    outputs = {
+        "small": small["x"],
+        "bits": jnp.where(flag, jnp.nan, -0.0),
+        "unsigned": small["n"].astype(jnp.uint32) + jnp.uint32(2**31),
+        "flag": flag[:, None, None],
+        "byte": big[:, :1],
+        "half": draw.astype(jnp.bfloat16),
+        "wide": big,
+        "nothing": None,
+    }
+    return (small, flag, key, big + 1), outputs
+
+
+def start() -> tuple[Any, Any]:
+    carry = (
+        {"x": jnp.linspace(-2, 2, ROWS * 4).reshape(ROWS, 4), "n": jnp.arange(ROWS)},
+        jnp.array([True, False, True]),
+        jax.random.split(jax.random.key(0), ROWS),
+        jnp.zeros((ROWS, 40), jnp.uint8),
+    )
+    return carry, (jnp.arange(STEPS, dtype=jnp.float32), jnp.linspace(0.5, 2, STEPS * ROWS).reshape(STEPS, ROWS))
+
+
+def bits(tree: Any) -> Any:
+    raw = lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+    return jax.tree.map(lambda x: (str(x.dtype), x.shape, np.asarray(raw(x)).tobytes()), tree)
+
+
+@pytest.mark.parametrize("seeds", [0, 2])
+def test_the_bits_are_those_of_jax(seeds: int) -> None:
+    given = start()
+    over: Any = jax.vmap if seeds else lambda function: function
+    if seeds:
+        given = jax.tree.map(lambda x: jnp.stack([x] * seeds), given)
+    want, got = (jax.jit(over(lambda *x, scan=scan: scan(step, *x)))(*given) for scan in (jax.lax.scan, words.scan))
+    assert bits(got) == bits(want)
+
+
+def test_a_step_may_carry_and_put_out_nothing_small() -> None:
+    big = jnp.zeros((ROWS, 40))
+    end, rows = words.scan(lambda x, t: (x + t, x), big, jnp.arange(2.0))
+    assert end[0, 0] == 1 and rows.shape == (2, ROWS, 40)
+    assert words.scan(lambda x, t: (x, None), (), jnp.arange(2.0)) == ((), None)
+
+
+def test_a_carry_of_another_type_is_refused_and_not_read_as_other_bits() -> None:
+    with pytest.raises(TypeError, match=r"must return what it is given, .*'int32'.*, but returned .*'float32'"):
+        words.scan(lambda x, t: (x * 0.5, None), jnp.arange(ROWS), jnp.arange(2.0))
+
+
+def test_a_rollout_carries_two_arrays_and_puts_out_one() -> None:
+    # A GPU takes time by the kernel: PPO on CartPole had twenty arrays here, and half of its rate.
+    agent, env = ppo.make(), podium.env.auto_reset(podium.envs.make_pure("CartPole-v1"))
+
+    def play(key: Any) -> Any:
+        params = agent.actor(agent.init(key, env.spec))
+        return rollout(key, agent, env, params, begin(key, env, jnp.arange(4), ()), 8, jnp.int32(0))
+
+    (scan,) = scans(jax.make_jaxpr(play)(jax.random.key(0)).jaxpr, length=8)
+    assert scan.params["num_carry"] <= 2 and len(scan.outvars) - scan.params["num_carry"] == 1
+
+
+def scans(jaxpr: Any, length: int) -> list[Any]:
+    """Return the scans of so many steps, at any depth."""
+    found = []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "scan" and equation.params["length"] == length:
+            found.append(equation)
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                found += scans(inner, length)
+    return found
