@@ -73,7 +73,8 @@ class Options:
     def __post_init__(self) -> None:
         for name, allowed in (("observation", OBSERVATIONS), ("backend", (None, *BACKENDS))):
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(repr(x) for x in allowed if x)}.")
+                named = ", ".join(repr(x) for x in allowed if x)
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {named}.")
         for name, least, most in (
             ("frame_skip", 1, 1000),
             ("noop_max", 0, 1000),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
 import benchmark
 import gpu
 import gpu_checks
+import gpu_kernels
 import pytest
 import wheels
 
@@ -81,3 +83,36 @@ def test_wheels_are_all_that_a_package_needs_but_for_what_is_there() -> None:
     assert {"flax", "gymnax", "tyro"} <= set(found) and not {"podium", "jax", "jaxlib", "numpy", "wandb"} & set(found)
     with pytest.raises(ValueError, match="no-such-package is not installed"):
         wheels.needs(["no-such-package"], "3.12", have=())
+
+
+def test_kernels_are_counted_by_loop() -> None:
+    text = """
+001: kCopy         [source | next=004 (3)] kCopy
+004: kWhile        [prev=003 (1) | sink]
+condition:
+    005: kCustomKernel [source | sink] compare grid: [1, 1, 1]
+  body:
+    000: kCommandBuffer [source | next=009 (1)]
+        006: kCopy         [source | next=007 (1)] kCopy
+        007: kCustomKernel [prev=006 (1) | sink] add grid: [1, 1, 1]
+    008: kCustomKernel [source | sink] iota grid: [1, 1, 1]
+    009: kWhile        [prev=000 (1) | sink]
+condition:
+        010: kCustomKernel [source | sink] compare grid: [1, 1, 1]
+      body:
+        011: kAsyncStart   [source | next=013 (1)] stream=computation_stream[0]
+            012: kCopy [source | sink] kCopy
+        000: kCommandBuffer [source | sink]
+            013: kCustomKernel [source | sink] add grid: [1, 1, 1]
+014: kCustomKernel [prev=004 (1) | sink] add grid: [1, 1, 1]
+"""
+    outer, inner = gpu_kernels.loops(text)
+    assert inner == gpu_kernels.Loop(depth=1, kernels=2, copies=1, launches=3)
+    assert outer == gpu_kernels.Loop(depth=0, kernels=5, copies=2, launches=6)
+
+
+def test_without_a_compiler_for_gpus_it_is_said_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
+    if importlib.util.find_spec("jax_cuda13_plugin") or importlib.util.find_spec("jax_cuda12_plugin"):
+        pytest.skip("there is one")
+    assert gpu_kernels.main([]) == 2
+    assert "pip install 'jax[cuda13]'" in capsys.readouterr().err
