@@ -31,7 +31,7 @@ SIDE_BY_SIDE_SHARE = 0.4
 """Of a part's time, at most, that goes to compiling side by side what is timed afterwards."""
 AFTER_SECONDS = 50.0
 """Of part 5, for writing what was learnt and playing with it."""
-PARITIES = 5
+PARITIES = 8
 """Processes that the agents are spread over."""
 
 
