@@ -238,6 +238,12 @@ ROWS: tuple[Row, ...] = (
         remark="A twenty-fifth of the published steps, layers of 64.",
     ),
     Row(
+        *("sac", "mjx/CheetahRun", "mjx-cheetah-run"),
+        published=Published(912, "MuJoCo Playground's Brax SAC, 5M steps"),
+        seeds=1,
+        remark="One long run: a tenth of the published steps, layers of 128.",
+    ),
+    Row(
         *("td3", "Pendulum-v1", "pendulum"),
         published=_zoo(-151.9, "20k"),
         remark="Half the zoo's steps, layers of 64 for its 400 and 300.",

@@ -882,6 +882,19 @@ SAC: dict[str, Preset] = {
     "mjx-cartpole-swingup": Preset(
         "mjx/CartpoleSwingup", _SWINGUP_SOURCE, {**_SWINGUP, "temperature_learning_rate": 1e-3}
     ),
+    "mjx-cheetah-run": Preset(
+        "mjx/CheetahRun",
+        "This project: 16 environments, an update a step, batch 256, layers of 128.",
+        {
+            **_SWINGUP,
+            "num_steps": 500_000,
+            "learning_rate": 5e-4,
+            "critic_learning_rate": 5e-4,
+            "temperature_learning_rate": 5e-4,
+            "hidden_sizes": (128, 128),
+            "buffer_capacity": 500_000,
+        },
+    ),
 }
 
 TD3: dict[str, Preset] = {

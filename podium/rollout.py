@@ -46,14 +46,9 @@ class RolloutState(NamedTuple):
     episodes: episodes.Episodes
     past: Array | None = None
 
-    def moving(self) -> tuple[PyTree, ...]:
-        """Return what a step changes, for `moved`."""
-        return self.env_state, self.obs, self.first, self.carry, self.episodes, self.past
-
-    def moved(self, moving: tuple[PyTree, ...]) -> RolloutState:
-        """Return the state after a step that left this of it."""
-        env_state, obs, first, carry, counted, past = moving
-        return RolloutState(self.index, self.env_keys, self.time, env_state, obs, first, carry, counted, past)
+    def moving(self) -> dict[str, PyTree]:
+        """Return the fields that a step changes."""
+        return {name: getattr(self, name) for name in ("env_state", "obs", "first", "carry", "episodes", "past")}
 
 
 def begin(key: Key, env: Env, index: Array, carry: PyTree, past: Array | None = None) -> RolloutState:
@@ -104,8 +99,8 @@ def rollout(
             "fresh_past(agent, num_envs)."
         )
 
-    def step(moving: tuple[PyTree, ...], step_keys: tuple[Key, Key]) -> tuple[tuple[PyTree, ...], tuple]:
-        before, (act_keys, env_keys) = state.moved(moving), step_keys
+    def step(moving: dict[str, PyTree], step_keys: tuple[Key, Key]) -> tuple[dict[str, PyTree], tuple]:
+        before, (act_keys, env_keys) = state._replace(**moving), step_keys
         output = agent.act(act_keys, params, before.carry, before.obs, before.first, False)
         env_state, timestep = jax.vmap(env.step)(env_keys, before.env_state, output.action)
         counted, ended = episodes.accumulate(before.episodes, timestep)
@@ -131,7 +126,7 @@ def rollout(
     act_keys = keys.at_times(keys.environment_keys(key, state.index), jnp.zeros_like(state.time), num_steps)
     env_keys = keys.at_times(jax.random.wrap_key_data(state.env_keys), state.time, num_steps)
     moving, (row, valid, turn, ended) = fold(step, state.moving(), (act_keys, env_keys))
-    end = state.moved(moving)
+    end = state._replace(**moving)
     trajectory = Trajectory(*(*row, state.carry, end.carry, version, valid))._replace(past=state.past, turn=turn)
     return end._replace(time=state.time + num_steps), trajectory, ended
 

@@ -71,9 +71,17 @@ def unpack(packed: Packed, like: PyTree) -> Any:
 
 def _check_same(before: PyTree, after: PyTree) -> None:
     """Raise a TypeError where words would be read as what they are not."""
-    of = lambda tree: jax.tree.map(lambda x: (x.shape, str(x.dtype)), tree)
-    if of(before) != of(after):
-        raise TypeError(f"a step must return what it is given, {of(before)}, but returned {of(after)}.")
+    given, returned = _types(before), _types(after)
+    names = {**given, **returned}
+    if differ := [name for name in names if given.get(name) != returned.get(name)]:
+        said = [f"{name}: {given.get(name, 'nothing')} became {returned.get(name, 'nothing')}" for name in differ]
+        raise TypeError(f"a step must carry on what it is given, of the same shapes and types, but {'; '.join(said)}.")
+
+
+def _types(tree: PyTree) -> dict[str, str]:
+    """Return the type and shape of each array by its path."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in leaves}
 
 
 def _width(x: Any) -> int:

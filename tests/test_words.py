@@ -68,8 +68,10 @@ def test_a_step_may_carry_and_put_out_nothing_small() -> None:
 
 
 def test_a_carry_of_another_type_is_refused_and_not_read_as_other_bits() -> None:
-    with pytest.raises(TypeError, match=r"must return what it is given, .*'int32'.*, but returned .*'float32'"):
-        words.scan(lambda x, t: (x * 0.5, None), jnp.arange(ROWS), jnp.arange(2.0))
+    with pytest.raises(TypeError, match=r"but \['n'\]: int32\[3\] became float32\[3\]\."):
+        words.scan(lambda x, t: ({**x, "n": x["n"] * 0.5}, None), {"n": jnp.arange(ROWS)}, jnp.arange(2.0))
+    with pytest.raises(TypeError, match=r"but \['n'\]: nothing became int32\[3\]"):
+        words.scan(lambda x, t: ({"n": jnp.arange(ROWS)}, None), {}, jnp.arange(2.0))
 
 
 def test_a_rollout_carries_two_arrays_and_puts_out_one() -> None:
