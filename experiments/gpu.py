@@ -40,7 +40,8 @@ class GpuFlags:
     """Check and time podium on a GPU (or whatever JAX finds), in parts; each writes JSON and a picture as it goes."""
 
     part: int = 1
-    """1: correctness; 2: Anakin; 3: the Atari emulator; 4: Sebulba, central inference, evolution; 5: Pong, trained."""
+    """1: correctness; 2: Anakin; 3: the Atari emulator; 4: Sebulba, central inference, evolution, search, Tag;
+    5: Pong, trained."""
     minutes: float = 8.0
     """Time for the part; a piece that does not fit is ended, and those after it are left to the next time."""
     out: Path = Path("gpu")
@@ -147,6 +148,10 @@ def _beside_the_host(small: bool) -> list[Piece]:
     found.append(Piece("central", "benchmark.py", f"central {few}", cached=False))
     few = "--population 16 --generations 2 --repeats 1" if small else ""
     found.append(Piece("evolution", "benchmark.py", f"evolution {few}"))
+    few = "--num-envs 8 --searches 1 --repeats 1" if small else ""
+    found.append(Piece("search", "benchmark.py", f"search {few}"))
+    few = "--agents 10 --total 100 --steps 2 --repeats 1" if small else ""
+    found.append(Piece("tag", "benchmark.py", f"tag {few}"))
     return found
 
 

@@ -1034,6 +1034,22 @@ REPPO: dict[str, Preset] = {
         "and with an entropy of 0 in place of -0.5, five seeds ended between 425 and 849, though each had been above "
         "840. With minibatches of 256 and 2e-3 two of five seeds were up and down to the end (674, 447).",
     ),
+    "mjx-cheetah-run": Preset(
+        "mjx/CheetahRun",
+        "The authors' numbers as for `mjx-cartpole-swingup`, and what was tuned there; layers of 128, twice the steps.",
+        {
+            "num_steps": 2_000_000,
+            "env_options": _RANDOM_FIRST,
+            "num_envs": 32,
+            "rollout_length": 64,
+            "learning_rate": 1e-3,
+            "anneal_steps": 2_000_000,
+            "value_min": 0.0,
+            "value_max": 150.0,
+            "num_minibatches": 16,
+            "hidden_sizes": (128, 128),
+        },
+    ),
 }
 
 _TABLES: dict[str, tuple[dict[str, Preset], ...]] = {
