@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from podium import episodes, keys, words
+from podium import episodes, keys
 from podium.agent import Agent
 from podium.env import Env
 from podium.ops.returns import discounted_sum
@@ -73,7 +73,7 @@ def rollout(
     state: RolloutState,
     num_steps: int,
     version: Array,
-    fold: Callable[..., Any] = words.scan,
+    fold: Callable[..., Any] = jax.lax.scan,
 ) -> tuple[RolloutState, Trajectory, episodes.Ended]:
     """Act for `num_steps` in every environment.
 
@@ -85,7 +85,8 @@ def rollout(
       state: where the environments stand.
       num_steps: T.
       version: int32 scalar, the number of updates behind `params`.
-      fold: how to repeat a step: `podium.words.scan`, or `podium.learn.python_scan` to read along.
+      fold: how to repeat a step: `jax.lax.scan`, `podium.words.fold` of a device, or `podium.learn.python_scan` to read
+        along.
 
     Returns:
       the next state, a Trajectory [T, B, ...], and the episodes that ended, [T, B].

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,7 +12,8 @@ import pytest
 
 import podium
 from podium import words
-from podium.agents import ppo
+from podium.agent import fresh_carry, fresh_past
+from podium.agents import dqn, ippo, ppo
 from podium.rollout import begin, rollout
 
 STEPS, ROWS = 5, 3
@@ -74,16 +76,44 @@ def test_a_carry_of_another_type_is_refused_and_not_read_as_other_bits() -> None
         words.scan(lambda x, t: ({"n": jnp.arange(ROWS)}, None), {}, jnp.arange(2.0))
 
 
-def test_a_rollout_carries_two_arrays_and_puts_out_one() -> None:
-    # A GPU takes time by the kernel: PPO on CartPole had twenty arrays here, and half of its rate.
-    agent, env = ppo.make(), podium.env.auto_reset(podium.envs.make_pure("CartPole-v1"))
+def play(agent: podium.Agent, name: str, fold: Any, length: int = 8) -> Any:
+    env = podium.env.auto_reset(podium.envs.make_pure(name))
+    index = jnp.arange(4)
 
-    def play(key: Any) -> Any:
+    def function(key: Any) -> Any:
         params = agent.actor(agent.init(key, env.spec))
-        return rollout(key, agent, env, params, begin(key, env, jnp.arange(4), ()), 8, jnp.int32(0))
+        state = begin(key, env, index, fresh_carry(agent, env.spec, index), fresh_past(agent, 4))
+        return rollout(key, agent, env, params, state, length, jnp.int32(0), fold)
 
-    (scan,) = scans(jax.make_jaxpr(play)(jax.random.key(0)).jaxpr, length=8)
-    assert scan.params["num_carry"] <= 2 and len(scan.outvars) - scan.params["num_carry"] == 1
+    return function
+
+
+@pytest.mark.parametrize(
+    ("agent", "name"),
+    [
+        (ppo.make(ppo.Config(normalize_reward=True)), "CartPole-v1"),
+        (ppo.make(ppo.Config(memory="lstm")), "podium/RepeatFirst"),
+        (dqn.make(), "Breakout-MinAtar"),
+        (ppo.make(ppo.Config(squash=True)), "Pendulum-v1"),
+        (ppo.make(ppo.Config(hidden_sizes=(8,))), "podium/ConnectFour"),
+        (ippo.make(), "podium/Tag"),
+    ],
+    ids=lambda x: x.name if isinstance(x, podium.Agent) else x,
+)
+def test_rollouts_are_those_of_jax(agent: podium.Agent, name: str) -> None:
+    # Compiled otherwise, a sum may be rounded otherwise.
+    want, got = (jax.jit(play(agent, name, fold))(jax.random.key(3)) for fold in (jax.lax.scan, words.scan))
+    same = lambda a, b: np.testing.assert_allclose(np.asarray(a, float), np.asarray(b, float), rtol=1e-4, atol=1e-5)
+    jax.tree.map(same, want, got)
+
+
+def test_a_gpus_rollout_carries_two_arrays_and_puts_out_one() -> None:
+    # A GPU takes time by the kernel: PPO on CartPole had twenty arrays here, and half of its rate.
+    gpu, cpu = (SimpleNamespace(platform=platform) for platform in ("gpu", "cpu"))
+    for device, most in ((gpu, 3), (cpu, 30)):
+        fold = words.fold(device)
+        (scan,) = scans(jax.make_jaxpr(play(ppo.make(), "CartPole-v1", fold))(jax.random.key(0)).jaxpr, length=8)
+        assert most / 3 < len(scan.outvars) <= most
 
 
 def scans(jaxpr: Any, length: int) -> list[Any]:

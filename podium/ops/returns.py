@@ -132,7 +132,7 @@ def _sum_backward(term: Array, decay: Array) -> Array:
         total = term + decay * total
         return total, total
 
-    return jax.lax.scan(step, jnp.zeros_like(term[0]), (term, decay), reverse=True, unroll=16)[1]
+    return jax.lax.scan(step, jnp.zeros_like(term[0]), (term, decay), reverse=True, unroll=8)[1]
 
 
 def discounted_sum(total: Any, reward: Any, terminated: Any, gamma: float, valid: Any = None) -> Any:

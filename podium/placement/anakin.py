@@ -177,7 +177,7 @@ class _Iteration:
         return side_by_side(self._of_one, self.layout.mesh if self.by_seed else None)(state)
 
     def _of_one(self, state: RunState) -> tuple[RunState, Metrics, Array]:
-        return fused(self.acting, self.sizes, state, self._spread)
+        return fused(self.acting, self.sizes, self.layout.mesh.devices.flat[0], state, self._spread)
 
     def _spread(self, play: Callable) -> Callable:
         """Return what lets each device play its own environments."""

@@ -179,7 +179,7 @@ class _Iteration:
 
     def __call__(self, state: PopulationState) -> tuple[PopulationState, Metrics, Array]:
         """Train every member alone, then let them exchange what they know."""
-        alone = side_by_side(partial(fused, self.acting, self.sizes), self.mesh)
+        alone = side_by_side(partial(fused, self.acting, self.sizes, self.mesh.devices.flat[0]), self.mesh)
         run, metrics, finite = alone(RunState(*state[:-1]))
         scores = state.scores._replace(
             returns=state.scores.returns + metrics["episode_return_sum"],

@@ -46,7 +46,7 @@ class FusedActing(Acting):
         params: PyTree,
         state: RolloutState,
         version: Array,
-        fold: Callable[..., Any] = words.scan,
+        fold: Callable[..., Any] = jax.lax.scan,
     ) -> tuple[RolloutState, Rollout, dict[str, Array]]:
         """Play a rollout, and count."""
         key = keys.iteration(run_key, iteration).rollout
@@ -72,7 +72,8 @@ class FusedActing(Acting):
         number, key = jax.ShapeDtypeStruct((), np.int32), jax.eval_shape(lambda: jax.random.key(0))
         start = lambda seed, first_index: self.begin(keys.roots(seed).env, first_index + jnp.arange(self.num_envs))
         state = jax.eval_shape(start, key, number)
-        play = jit(self.play, device, () if keeps else (3,)).lower(*at((key, number, params, state, number), device))
+        playing = functools.partial(self.play, fold=words.fold(device))
+        play = jit(playing, device, () if keeps else (3,)).lower(*at((key, number, params, state, number), device))
         # Both now: what is compiled later is waited for by all of the run.
         compiled, begin = play.compile(), jit(start, device).lower(*at((key, number), device)).compile()
 

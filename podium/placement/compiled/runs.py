@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from podium import episodes, keys
+from podium import episodes, keys, words
 from podium.finite import rollout_finite
 from podium.learn import learn
 from podium.placement.compiled.iteration import start
@@ -25,13 +25,18 @@ BY_RUN = P("run")
 
 
 def fused(
-    acting: Acting, sizes: Sizes, state: RunState, spread: Callable[[Callable], Callable] = lambda play: play
+    acting: Acting,
+    sizes: Sizes,
+    device: jax.Device,
+    state: RunState,
+    spread: Callable[[Callable], Callable] = lambda play: play,
 ) -> tuple[RunState, Metrics, Array]:
     """Collect a rollout with the current policy, and learn from it: one iteration of one run.
 
     Args:
       acting: in environments that are pure.
       sizes: of the run.
+      device: of those that compute, the first.
       state: of the run.
       spread: makes of what plays all environments, `(key, params, standing, version)` as of `podium.rollout.rollout`,
         what lets several devices play them.
@@ -39,7 +44,7 @@ def fused(
     agent, (rollout_key, learn_key) = acting.agent.bound(state.agent), keys.iteration(state.key, state.update)
 
     def play(key: Key, params: PyTree, standing: RolloutState, version: Array) -> Any:
-        return rollout(key, agent, acting.env, params, standing, sizes.rollout_length, version)
+        return rollout(key, agent, acting.env, params, standing, sizes.rollout_length, version, words.fold(device))
 
     params = agent.actor(state.agent)
     following, trajectory, ended = spread(play)(rollout_key, params, state.rollout, state.update)
