@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jaxprs import equations
 
 from podium import replay
 from podium.replay import Batch, ReplayState, Transition
@@ -234,14 +235,7 @@ def test_a_fold_of_updates_never_copies_the_buffer(buffer_capacity: int) -> None
 
 def result_sizes(jaxpr: Any) -> list[int]:
     """Return the number of elements of everything a program computes, programs inside it included."""
-    sizes = []
-    for equation in jaxpr.eqns:
-        sizes += [math.prod(v.aval.shape) for v in equation.outvars]
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                sizes += result_sizes(inner)
-    return sizes
+    return [math.prod(v.aval.shape) for equation in equations(jaxpr) for v in equation.outvars]
 
 
 def test_sampling_costs_the_same_whatever_the_buffer_holds() -> None:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jaxprs import equations
 
 from podium import replay
 from podium.ops import sum_tree
@@ -270,15 +271,8 @@ def test_every_write_is_in_place(capacity: int) -> None:
 
 def result_sizes(jaxpr: Any) -> list[int]:
     """Return the number of elements of everything a program computes; another shape of the same is not computed."""
-    sizes = []
-    for equation in jaxpr.eqns:
-        if equation.primitive.name != "reshape":
-            sizes += [math.prod(v.aval.shape) for v in equation.outvars]
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                sizes += result_sizes(inner)
-    return sizes
+    computes = [equation for equation in equations(jaxpr) if equation.primitive.name != "reshape"]
+    return [math.prod(v.aval.shape) for equation in computes for v in equation.outvars]
 
 
 def test_sampling_costs_almost_the_same_whatever_the_buffer_holds() -> None:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxprs import equations
 
 import podium
 from podium import words
@@ -112,18 +113,6 @@ def test_a_gpus_rollout_carries_two_arrays_and_puts_out_one() -> None:
     gpu, cpu = (SimpleNamespace(platform=platform) for platform in ("gpu", "cpu"))
     for device, most in ((gpu, 3), (cpu, 30)):
         fold = words.fold(device)
-        (scan,) = scans(jax.make_jaxpr(play(ppo.make(), "CartPole-v1", fold))(jax.random.key(0)).jaxpr, length=8)
+        program = jax.make_jaxpr(play(ppo.make(), "CartPole-v1", fold))(jax.random.key(0)).jaxpr
+        (scan,) = [x for x in equations(program) if x.primitive.name == "scan" and x.params["length"] == 8]
         assert most / 3 < len(scan.outvars) <= most
-
-
-def scans(jaxpr: Any, length: int) -> list[Any]:
-    """Return the scans of so many steps, at any depth."""
-    found = []
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "scan" and equation.params["length"] == length:
-            found.append(equation)
-        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                found += scans(inner, length)
-    return found
