@@ -95,8 +95,8 @@ def _correctness(small: bool) -> list[Piece]:
 def _anakin(small: bool) -> list[Piece]:
     found = []
     for num_envs in (64,) if small else (64, 1024, 8192, 65536):
-        updates = 2 if small else max(2, 2**20 // (num_envs * 32))
-        sizes = f"--num-envs {num_envs} --updates {min(updates, 40)} --repeats 5"
+        updates = 2 if small else min(40, max(2, 2**15 // num_envs))
+        sizes = f"--num-envs {num_envs} --updates {updates} --repeats 5"
         found += [
             Piece(f"paired {env} {num_envs}", "benchmark.py", f"paired --env {env} {sizes}")
             for env in ("CartPole-v1", "Breakout-MinAtar")
@@ -211,16 +211,8 @@ def run(piece: Piece, seconds: float, cache: Path | None, alone: bool = True) ->
         variables |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
     if not alone:
         variables |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    with subprocess.Popen(
-        piece.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables
-    ) as process:
-        try:
-            out, err = process.communicate(timeout=seconds)
-            error = None if process.returncode == 0 else f"exit code {process.returncode}"
-        except subprocess.TimeoutExpired:
-            process.kill()
-            out, err = process.communicate()
-            error = f"ended after {seconds:.0f} s"
+    code, out, err, in_time = _finish(piece.command(), seconds, variables)
+    error = (f"exit code {code}" if code else None) if in_time else f"ended after {seconds:.0f} s"
     wall: dict[str, Any] = {"command": f"python experiments/{piece.script} {piece.arguments}".strip()}
     wall |= {"wall_seconds": time.monotonic() - began}
     if error is None:
@@ -263,28 +255,38 @@ def _train_pong(flags: GpuFlags, deadline: float) -> dict[str, Any]:
 
 def _podium(command: list[str], seconds: float, variables: dict[str, str]) -> dict[str, Any]:
     """Run podium for so long, then as if by Ctrl-C; return its exit code, its JSON, or the end of its errors."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "podium", *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=variables,
-    ) as process:
-        try:
-            out, err = process.communicate(timeout=max(1.0, seconds))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)  # It writes a checkpoint, and ends.
-            try:
-                out, err = process.communicate(timeout=2 * GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                out, err = process.communicate()
-    row: dict[str, Any] = {"exit_code": process.returncode}
+    # Interrupted, it writes a checkpoint and ends.
+    code, out, err, _ = _finish(
+        [sys.executable, "-m", "podium", *command], max(1.0, seconds), variables, GRACE_SECONDS * 2
+    )
+    row: dict[str, Any] = {"exit_code": code}
     with contextlib.suppress(ValueError, IndexError):
         row["summary"] = json.loads(out.strip().splitlines()[-1])
-    if process.returncode:
+    if code:
         row["said"] = err.strip().splitlines()[-30:]
     return row
+
+
+def _finish(
+    command: list[str], seconds: float, variables: dict[str, str], grace: float = 0.0
+) -> tuple[int, str, str, bool]:
+    """Run a process for at most so long, and for `grace` more after an interrupt, if that is any time.
+
+    Returns:
+      its exit code, what it wrote to both streams, and whether it ended by itself.
+    """
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables) as process:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            out, err = process.communicate(timeout=seconds)
+            return process.returncode, out, err, True
+        if grace:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                out, err = process.communicate(timeout=grace)
+                return process.returncode, out, err, False
+        process.kill()
+        out, err = process.communicate()
+        return process.returncode, out, err, False
 
 
 def draw(path: Path, results: dict[str, Any]) -> None:

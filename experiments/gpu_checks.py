@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -76,15 +76,16 @@ class Flags:
     """For policy: the folder of the run."""
 
 
-def chosen(flags: Flags, names: Sequence[str]) -> list[str]:
+def chosen(flags: Flags, names: Iterable[str]) -> list[str]:
     """Return which of the names are checked.
 
     Raises:
       ValueError: others are asked for.
     """
+    names = list(names)
     if unknown := sorted(set(flags.only) - set(names)):
         raise ValueError(f"only={', '.join(unknown)} is none of {', '.join(names)}.")
-    return list(flags.only or names[: 1 if flags.small else None])
+    return list(flags.only) or names[: 1 if flags.small else None]
 
 
 def parameters(names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -93,31 +94,34 @@ def parameters(names: Sequence[str]) -> dict[str, np.ndarray]:
     for name in names:
         env, make = AGENTS[name]
         program = podium.Anakin(devices=1).build(make(), podium.envs.make_pure(env), num_envs=16, rollout_length=16)
+        acts = lambda state, program=program: _flat(program.agent.actor(program.agent_state(state)))
         state = program.init(0)
-        for when in ("before", "after"):
-            params = jax.device_get(program.agent.actor(program.agent_state(state)))
-            found[f"{name}/{when}"] = np.concatenate([np.ravel(x).astype(np.float64) for x in jax.tree.leaves(params)])
-            if when == "before":
-                state, _ = program.chunk(state, 1)
+        found[f"{name}/before"] = acts(state)
+        state, _ = program.chunk(state, 1)
+        found[f"{name}/after"] = acts(state)
     return found
+
+
+def _flat(params: Any) -> np.ndarray:
+    return np.concatenate([np.ravel(x).astype(np.float64) for x in jax.tree.leaves(jax.device_get(params))])
 
 
 def parity(flags: Flags) -> dict[str, Any]:
     """Compare an update with that of a process that has only the CPU."""
+    names = chosen(flags, AGENTS)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "parameters.npz"
-        only = ["--only", *chosen(flags, list(AGENTS))]
-        command = [sys.executable, __file__, "parameters", "--out", str(path), *only]
+        command = [sys.executable, __file__, "parameters", "--out", str(path), "--only", *names]
         with subprocess.Popen(
             command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, stdout=subprocess.DEVNULL
         ) as elsewhere:
             jax.config.update("jax_default_matmul_precision", "highest")
-            mine = parameters(chosen(flags, list(AGENTS)))
+            mine = parameters(names)
         if elsewhere.returncode:
             raise ValueError(f"the process of the CPU ended with exit code {elsewhere.returncode}.")
         with np.load(path) as file:
             theirs = dict(file)
-    relative = {name: _difference(mine, theirs, name) for name in chosen(flags, list(AGENTS))}
+    relative = {name: _difference(mine, theirs, name) for name in names}
     ok = all(x <= TOLERANCE for x in relative.values())  # NaN is no small difference.
     return {"relative_difference": relative, "tolerance": TOLERANCE, "ok": ok}
 
@@ -149,13 +153,13 @@ def traces(flags: Flags) -> dict[str, Any]:
     recorded = json.loads(TRACES.read_text())
     has_kernel = jax.default_backend() == "gpu"
     first_difference: dict[str, int | None] = {}
-    for game in chosen(flags, GAMES):
-        # XLA takes a minute to compile the console for a GPU: there one game must do.
-        for backend in ("xla",) if not has_kernel else ("pallas", "xla") if game == GAMES[0] else ("pallas",):
-            few = 8 if flags.small else XLA_STEPS if has_kernel and backend == "xla" else None
-            wanted = recorded[game][:few]
-            pairs = enumerate(zip(trace(game, backend, len(wanted)), wanted, strict=True))
-            first_difference[f"{game} {backend}"] = next((step for step, (a, b) in pairs if a != b), None)
+    todo = [(game, "pallas" if has_kernel else "xla", 8 if flags.small else None) for game in chosen(flags, GAMES)]
+    if has_kernel and GAMES[0] in chosen(flags, GAMES):
+        todo.append((GAMES[0], "xla", XLA_STEPS))  # Which takes a minute to compile for a GPU: one game must do.
+    for game, backend, few in todo:
+        wanted = recorded[game][:few]
+        pairs = enumerate(zip(trace(game, backend, len(wanted)), wanted, strict=True))
+        first_difference[f"{game} {backend}"] = next((step for step, (a, b) in pairs if a != b), None)
     return {"first_difference": first_difference, "ok": not any(x is not None for x in first_difference.values())}
 
 
@@ -168,7 +172,7 @@ def check(flags: Flags) -> int:
         if flags.out is None:
             raise ValueError("parameters needs --out, the file to write.")
         jax.config.update("jax_default_matmul_precision", "highest")
-        np.savez(flags.out, **parameters(chosen(flags, list(AGENTS))))  # type: ignore[arg-type]
+        np.savez(flags.out, **parameters(chosen(flags, AGENTS)))  # type: ignore[arg-type]
         return 0
     if flags.what == "policy":
         if flags.out is None or flags.run is None:

@@ -81,33 +81,23 @@ def loops(text: str) -> list[Loop]:
     [Loop(depth=0, kernels=2, copies=1, launches=2)]
     """
     rows = [(len(line) - len(line.lstrip()), match[1]) for line in text.splitlines() if (match := _THUNK.match(line))]
-    found = []
+    found: list[Loop] = []
+    around: list[int] = []  # Indents of the loops that a row is inside of.
     for number, (indent, kind) in enumerate(rows):
+        while around and around[-1] >= indent:
+            around.pop()
         if kind != "While":
             continue
-        inside: list[tuple[int, str]] = []
-        for row in rows[number + 1 :]:
-            if row[0] <= indent:
-                break
-            inside.append(row)
-        depth = sum(1 for before, kind in _around(rows, number) if kind == "While" and before < indent)
-        kernels = sum(kind == "CustomKernel" for _, kind in inside)
-        copies = sum(kind == "Copy" for _, kind in inside)
-        found.append(Loop(depth, kernels, copies, _launches(inside)))
+        behind = rows[number + 1 :]
+        end = next((i for i, (other, _) in enumerate(behind) if other <= indent), len(behind))
+        inside = behind[:end]
+        kinds = [kind for _, kind in inside]
+        found.append(Loop(len(around), kinds.count("CustomKernel"), kinds.count("Copy"), _launches(inside)))
+        around.append(indent)
     return found
 
 
 _THUNK = re.compile(r"\s*\d+: k(\w+)")
-
-
-def _around(rows: list[tuple[int, str]], number: int) -> list[tuple[int, str]]:
-    """Return the rows that a row is inside of."""
-    found, least = [], rows[number][0]
-    for indent, kind in reversed(rows[:number]):
-        if indent < least:
-            found.append((indent, kind))
-            least = indent
-    return found
 
 
 def _launches(rows: list[tuple[int, str]]) -> int:

@@ -996,6 +996,19 @@ PQN: dict[str, Preset] = {
     "memory-chain": Preset("MemoryChain-bsuite", "This project.", _PQN_MEMORY),
 }
 
+_REPPO_SWINGUP = {
+    "num_steps": 1_000_000,
+    "env_options": _RANDOM_FIRST,
+    "num_envs": 32,
+    "rollout_length": 64,
+    "learning_rate": 1e-3,
+    "anneal_steps": 1_000_000,
+    "value_min": 0.0,
+    "value_max": 150.0,
+    "num_minibatches": 16,
+    "hidden_sizes": (64, 64),
+}
+
 REPPO: dict[str, Preset] = {
     "pendulum": Preset(
         "Pendulum-v1",
@@ -1018,18 +1031,7 @@ REPPO: dict[str, Preset] = {
         "mjx/CartpoleSwingup",
         "The authors' numbers for DeepMind Control (cvoelcker/reppo, a7ab85b: 1,024 x 128, 50M steps, layers of 512, "
         "values 0 to 150) but for what was tuned.",
-        {
-            "num_steps": 1_000_000,
-            "env_options": _RANDOM_FIRST,
-            "num_envs": 32,
-            "rollout_length": 64,
-            "learning_rate": 1e-3,
-            "anneal_steps": 1_000_000,
-            "value_min": 0.0,
-            "value_max": 150.0,
-            "num_minibatches": 16,
-            "hidden_sizes": (64, 64),
-        },
+        _REPPO_SWINGUP,
         "32 environments x 64, layers of 64, minibatches of 128 and the rate (the source's: 3e-4). It falls: constant, "
         "and with an entropy of 0 in place of -0.5, five seeds ended between 425 and 849, though each had been above "
         "840. With minibatches of 256 and 2e-3 two of five seeds were up and down to the end (674, 447).",
@@ -1037,18 +1039,7 @@ REPPO: dict[str, Preset] = {
     "mjx-cheetah-run": Preset(
         "mjx/CheetahRun",
         "The authors' numbers as for `mjx-cartpole-swingup`, and what was tuned there; layers of 128, twice the steps.",
-        {
-            "num_steps": 2_000_000,
-            "env_options": _RANDOM_FIRST,
-            "num_envs": 32,
-            "rollout_length": 64,
-            "learning_rate": 1e-3,
-            "anneal_steps": 2_000_000,
-            "value_min": 0.0,
-            "value_max": 150.0,
-            "num_minibatches": 16,
-            "hidden_sizes": (128, 128),
-        },
+        {**_REPPO_SWINGUP, "num_steps": 2_000_000, "anneal_steps": 2_000_000, "hidden_sizes": (128, 128)},
     ),
 }
 
