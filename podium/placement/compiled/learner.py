@@ -92,26 +92,32 @@ class Learner(CompiledOnMesh):
     def assemble(self, rollouts: Sequence[Rollout], version: int) -> Rollout:
         """Join rollouts, in the order of their environments, into one batch on the mesh."""
         share = self.sizes.num_envs // len(self.devices)
-        local = [self._on(device, rollouts, i * share, share) for i, device in enumerate(self.own_devices)]
+        local = [self._on(device, rollouts, i * share, share, version) for i, device in enumerate(self.own_devices)]
         if len(self.devices) == 1:
-            return jax.device_put(local[0], self.rollout_shardings)
+            return local[0]
 
-        def whole(axis: int, sharding: NamedSharding, *shards: jax.Array) -> jax.Array:
+        def whole(axis: int, sharding: NamedSharding, *shards: Any) -> jax.Array:
             shape = *shards[0].shape[:axis], self.sizes.num_envs, *shards[0].shape[axis + 1 :]
-            return jax.make_array_from_single_device_arrays(shape, sharding, list(shards))
+            placed = jax.device_put(list(shards), self.own_devices)
+            return jax.make_array_from_single_device_arrays(shape, sharding, placed)
 
         # The version is the same everywhere, though some device may hold no rollout of the oldest.
         oldest = jax.device_put(np.int32(version), self._everywhere)
         return map_envs(whole, self.rollout_shardings, *local)._replace(policy_version=oldest)
 
-    def _on(self, device: jax.Device, rollouts: Sequence[Rollout], low: int, size: int) -> Rollout:
-        """Return the environments from `low` on, as many as `size`, of rollouts in the order of their environments."""
+    def _on(self, device: jax.Device, rollouts: Sequence[Rollout], low: int, size: int, version: int) -> Rollout:
+        """Return the environments from `low` on, as many as `size`, of rollouts in the order of their environments.
+
+        What the host holds and is small stays there: it goes in with the program that reads it, for a transfer less.
+        """
         mine = []
         for rollout in rollouts:
             number = rollout.reward.shape[1]
             a, b = max(low, 0), min(low + size, number)
             if a < b:
-                mine.append(jax.device_put(rollout if b - a == number else cut(rollout, a, b), device))
+                arrays = rollout._replace(gap=None, policy_version=None)
+                moved = jax.device_put(arrays if b - a == number else cut(arrays, a, b), device)
+                mine.append(moved._replace(gap=np.asarray(rollout.gap)[a:b], policy_version=np.int32(version)))
             low -= number
         return join(mine) if len(mine) > 1 else mine[0]
 
