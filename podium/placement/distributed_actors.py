@@ -141,6 +141,7 @@ class DistributedActors(Placement):
             refresh_every=self.refresh_every,
             restarts=self.restarts,
             in_order=in_order,
+            deliver=self._deliver(learners),
         )
         loop: ReplayLoop | DistributedActorsLoop
         if self.replay_apart:
@@ -166,6 +167,11 @@ class DistributedActors(Placement):
             return learning[:1], learning
         acting, learning = resolve_apart(self.actor_devices, self.learner_devices)
         return acting[: self.workers], learning
+
+    def _deliver(self, learners: Sequence[jax.Device]) -> Callable[[Rollout], Rollout]:
+        """Return what moves a rollout to the device that reads it; of several, which is known with the whole batch."""
+        reads = [self.replay_device or learners[0]] if self.replay_apart else learners
+        return partial(jax.device_put, device=reads[0]) if len(reads) == 1 else lambda rollout: rollout
 
     @classmethod
     def candidates(cls, num_devices: int, num_envs: int) -> Sequence[Self]:

@@ -78,6 +78,7 @@ class ActorPool:
       restarts: failures that all actors together survive; None for none, which are not counted then.
       in_order: whether a batch holds one rollout of each actor, and not those that come first.
       pick: `(params, number of the device) -> ` what is copied there.
+      deliver: moves a rollout to where it is read, in the thread of its actor, while others are learnt from.
 
     Attributes:
       latest: parameters, for each device.
@@ -98,10 +99,11 @@ class ActorPool:
         restarts: int | None = None,
         in_order: bool = True,
         pick: Callable[[PyTree, int], PyTree] = lambda params, number: params,
+        deliver: Callable[[Rollout], Rollout] = lambda rollout: rollout,
     ):
         self._compile, self._devices, self._timeout = compile, list(devices), timeout
         self._queue_depth, self._max_lag, self._lockstep = queue_depth, max_lag, lockstep
-        self._refresh_every, self._in_order, self._pick = refresh_every, in_order, pick
+        self._refresh_every, self._in_order, self._pick, self._deliver = refresh_every, in_order, pick, deliver
         self._device_of = device_of or (lambda actor: actor % len(self._devices))
         self._restarts = None if restarts is None else RestartBudget(restarts)
         self.latest = [LatestParams() for _ in self._devices]
@@ -208,7 +210,8 @@ class ActorPool:
                     if self._restarts is not None:
                         stats["dropped_rollouts"] = lost
                     began = time.perf_counter()
-                    put(items, played._replace(rollout=with_gap(played.rollout, anew), stats=stats), heartbeat)
+                    rollout = with_gap(self._deliver(played.rollout), anew)
+                    put(items, played._replace(rollout=rollout, stats=stats), heartbeat)
                     idle, anew = time.perf_counter() - began, False
                     iteration, lost = iteration + 1, 0
             finally:
