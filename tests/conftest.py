@@ -75,15 +75,18 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most programs here run once: compiling them is what takes time. .ci/nightly compiles them as users do.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and version("jaxlib").startswith("0.10."):
-    # Loops from templates of LLVM's in place of MLIR's passes: two fifths less to compile. Other versions may not know
-    # the flag, and XLA ends the process for one that it does not know.
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
+    # Loops from templates of LLVM's in place of MLIR's passes: two fifths less to compile; and each program in one
+    # piece, as all cores have tests to run: a sixth less. XLA ends the process for a flag that it does not know.
+    quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}".strip()
+# Programs need not say which line of Python every operation is from.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 if "PYTEST_XDIST_WORKER" not in os.environ:  # One folder for all workers of a session, and nobody's own.
     os.environ["PODIUM_CACHE"] = tempfile.mkdtemp(prefix="podium-tests-cache-")
     atexit.register(shutil.rmtree, os.environ["PODIUM_CACHE"], ignore_errors=True)
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_cache_folder()))
-# What took longer is kept: of a session whose programs are kept a sixth goes, and a first one takes no longer.
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.03")
+# What took longer is kept, for the next session; to keep a program takes a while too.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 import jax  # noqa: E402
 
