@@ -176,6 +176,12 @@ ROWS: tuple[Row, ...] = (
         published=Published(693, "MuJoCo Playground's Brax PPO, 60M steps"),
         remark="A twentieth of the published steps, layers of 64.",
     ),
+    Row(
+        *("ppo", "craftax/Classic-Symbolic", "craftax-classic"),
+        published=Published(11.7, "DreamerV3 from pixels, 1M steps: 53.2% of 22 (arXiv 2502.01591)"),
+        seeds=1,
+        remark="One run of a plain network; the figure at equal steps is of another kind of agent, from pixels.",
+    ),
     Row("ppo", "podium/Catch", "catch", published=_optimum(1)),
     Row("ppo", "podium/RepeatFirst", "repeat-first", published=_optimum(1)),
     Row("ppo", "MemoryChain-bsuite", "memory-chain", published=_optimum(1)),
