@@ -180,7 +180,7 @@ ROWS: tuple[Row, ...] = (
         *("ppo", "craftax/Classic-Symbolic", "craftax-classic"),
         published=Published(11.7, "DreamerV3 from pixels, 1M steps: 53.2% of 22 (arXiv 2502.01591)"),
         seeds=1,
-        remark="One run of a plain network; the figure at equal steps is of another kind of agent, from pixels.",
+        remark="One run of a plain network, and far below what learns a model of the world, at equal steps.",
     ),
     Row("ppo", "podium/Catch", "catch", published=_optimum(1)),
     Row("ppo", "podium/RepeatFirst", "repeat-first", published=_optimum(1)),
