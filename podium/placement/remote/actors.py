@@ -30,7 +30,8 @@ class _Fragment:
     def play(self, params: PyTree | None, version: int, iteration: int) -> Experience:
         if params is not None:
             self._params = jax.device_put(params, jax.devices()[0], may_alias=False)
-        return self._actor.play(self._params, version, iteration, lambda: None)
+        played = self._actor.play(self._params, version, iteration, lambda: None)
+        return played._replace(reuse=None)  # What it was played in is copied on its way, and stays here.
 
 
 class RemoteActor:
