@@ -84,7 +84,7 @@ class Experience(NamedTuple):
     """A rollout [T, E, ...] of one actor.
 
     Attributes:
-      rollout: on the actor's device; None where only its statistics have come.
+      rollout: on the actor's device, or where it was delivered; None where only its statistics have come.
       version: updates behind the parameters that acted.
       stats: counts and seconds, to be added up.
       maxima: numbers of which the largest counts.

@@ -170,8 +170,12 @@ class DistributedActors(Placement):
 
     def _deliver(self, learners: Sequence[jax.Device]) -> Callable[[Rollout], Rollout]:
         """Return what moves a rollout to the device that reads it; of several, which is known with the whole batch."""
-        reads = [self.replay_device or learners[0]] if self.replay_apart else learners
+        reads = [self.planner(learners)] if self.replay_apart else learners
         return partial(jax.device_put, device=reads[0]) if len(reads) == 1 else lambda rollout: rollout
+
+    def planner(self, learners: Sequence[jax.Device]) -> jax.Device:
+        """Return the device that reads rollouts for a replay apart, and holds it where this process does."""
+        return self.replay_device or learners[0]
 
     @classmethod
     def candidates(cls, num_devices: int, num_envs: int) -> Sequence[Self]:
@@ -187,7 +191,7 @@ class DistributedActors(Placement):
             for i, share in enumerate(shares(num_envs, self.workers))
         ]
         if self.replay_apart:
-            place = ray if replay_elsewhere else device_name(self.replay_device or learners[0])
+            place = ray if replay_elsewhere else device_name(self.planner(learners))
             roles.append(Role("replay", place, "all of it"))
         learnt = shares(num_envs, len(learners)) if in_order else ["its share of every batch"] * len(learners)
         roles += roles_on(learners, "learning", learnt)
@@ -273,7 +277,7 @@ class ReplayLoop(ActorLearnerLoop):
         super().__init__(observer_of(acting, sizes, devices), pool)
         self._placement, self._acting, self._sizes, self._pool = placement, acting, sizes, pool
         self._engine = resolve_engine(placement.replay_engine, "replay_engine")
-        planner = placement.replay_device or devices[0]
+        planner = placement.planner(devices)
         plan = plan_shapes(acting, sizes.rollout_length, sizes.num_envs)
         self._functions = ReplayFunctions(acting, sizes, plan, None if self._engine.apart else planner)
         self._drawn, self._steps_per_batch = self._functions.drawn(), self._functions.replay.steps_per_batch
@@ -303,7 +307,8 @@ class ReplayLoop(ActorLearnerLoop):
             rows.append(metrics)
         while self._inserted and (rows or not seen):
             seen.append(self._inserted.popleft())
-            state, observed, _ = self.learner.update(state, [seen[-1].rollout], number)
+            oldest = min(experience.version for experience in seen[-1].experiences)
+            state, observed, _ = self.learner.update(state, [seen[-1].rollout], oldest)
             finite = finite and bool(observed["finite"])
         state = state._replace(update=state.update + 1)
         self._newest, self._published = jax.block_until_ready(state.agent), number + 1
@@ -318,7 +323,7 @@ class ReplayLoop(ActorLearnerLoop):
         for number in itertools.count(start):
             experiences, dropped = self._pool.collect(self._published)
             self._limiter.insert(self._sizes.steps_per_update, heartbeat)
-            rollout = join([jax.device_put(each.rollout, self._steps.planner) for each in experiences])
+            rollout = join([each.rollout for each in experiences])  # Delivered to the planner.
             plan_key = jax.random.split(keys.iteration(run_key, jnp.int32(number)).learn)[0]
             ready = self._replay.add(self._steps.plan(plan_key, self._newest, rollout), rollout.gap, heartbeat)
             told = [experience._replace(rollout=None) for experience in experiences]

@@ -97,6 +97,22 @@ def test_as_much_is_sampled_for_what_is_inserted_as_the_agent_says(
     assert metrics["finite"].all()
 
 
+def test_what_is_observed_says_how_old_the_parameters_were_that_acted() -> None:
+    """Whatever update observes a rollout: three are played with the same."""
+    seen: list[int] = []
+    agent = AGENTS["dqn"]
+
+    def observe(state: Any, trajectory: Any) -> Any:
+        jax.debug.callback(lambda version: seen.append(int(version)), trajectory.policy_version)
+        return agent.observe(state, trajectory)
+
+    updates = 9
+    run(agent._replace(observe=observe), updates, workers=1, refresh_every=3)
+    jax.effects_barrier()
+    assert len(seen) >= updates - 1 and seen == sorted(seen)
+    assert len(set(seen)) <= -(-len(seen) // 3)
+
+
 def test_windows_count_as_the_steps_that_are_learnt_from(limiters: list[RateLimiter]) -> None:
     """Of 6 steps 2 burn in: 2 minibatches of 8 windows are 64 steps for the 32 that an insertion brings."""
     sizes = {**SIZES, "batch_size": 8, "num_updates": 2}

@@ -78,7 +78,8 @@ class ActorPool:
       restarts: failures that all actors together survive; None for none, which are not counted then.
       in_order: whether a batch holds one rollout of each actor, and not those that come first.
       pick: `(params, number of the device) -> ` what is copied there.
-      deliver: moves a rollout to where it is read, in the thread of its actor, while others are learnt from.
+      deliver: moves a rollout to where it is read, in the thread of its actor, while others are learnt from; such
+        rollouts are not given back (`Batch.give_back`).
 
     Attributes:
       latest: parameters, for each device.
@@ -209,8 +210,8 @@ class ActorPool:
                     stats = {**played.stats, "actor_idle_seconds": waited}
                     if self._restarts is not None:
                         stats["dropped_rollouts"] = lost
-                    began = time.perf_counter()
                     rollout = with_gap(self._deliver(played.rollout), anew)
+                    began = time.perf_counter()
                     put(items, played._replace(rollout=rollout, stats=stats), heartbeat)
                     idle, anew = time.perf_counter() - began, False
                     iteration, lost = iteration + 1, 0

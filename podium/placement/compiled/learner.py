@@ -96,11 +96,12 @@ class Learner(CompiledOnMesh):
         if len(self.devices) == 1:
             return local[0]
 
-        def whole(axis: int, sharding: NamedSharding, *shards: Any) -> jax.Array:
+        def whole(axis: int, sharding: NamedSharding, *shards: jax.Array) -> jax.Array:
             shape = *shards[0].shape[:axis], self.sizes.num_envs, *shards[0].shape[axis + 1 :]
-            placed = jax.device_put(list(shards), self.own_devices)
-            return jax.make_array_from_single_device_arrays(shape, sharding, placed)
+            return jax.make_array_from_single_device_arrays(shape, sharding, list(shards))
 
+        gaps = jax.device_put([part.gap for part in local], self.own_devices)
+        local = [part._replace(gap=gap) for part, gap in zip(local, gaps, strict=True)]
         # The version is the same everywhere, though some device may hold no rollout of the oldest.
         oldest = jax.device_put(np.int32(version), self._everywhere)
         return map_envs(whole, self.rollout_shardings, *local)._replace(policy_version=oldest)
