@@ -1,6 +1,6 @@
 """Step every environment of the suites as training does, and print a table of what each is and how fast.
 
-    python experiments/suites.py                          # all of them, about an hour on two cores
+    python experiments/suites.py                          # all of them, about half an hour
     python experiments/suites.py mjx/ brax/ant --check    # some, put to podium.testing.check_env too
 
 Each is stepped with random actions and reset automatically, 64 side by side in one `jax.lax.scan`. Compile times and
