@@ -91,7 +91,9 @@ def catch() -> Any:
 
 # What pure environments return is arrays, which tests of Ray hold: those on the host give more along with it.
 @pytest.mark.parametrize(
-    "placement", [podium.DistributedActors(2, lockstep=True), podium.ParameterServer(1)], ids=lambda p: type(p).__name__
+    "placement",
+    [podium.DistributedActors(2, lockstep=True), pytest.param(podium.ParameterServer(1), marks=pytest.mark.slow)],
+    ids=lambda placement: type(placement).__name__,
 )
 def test_sent_or_not_it_is_the_same(placement: Any) -> None:
     here = run(placement, IMPALA, catch())
