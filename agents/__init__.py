@@ -180,4 +180,4 @@ def make(name: str, config: Mapping[str, Any] | None = None, env: Any = None) ->
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in (config or {}).items()}
     filled = entry.config(**fields)
     # A run folder finds the agent again by these two, whatever an agent of the user's own called itself.
-    return maker(name, env)(filled)._replace(name=name, config=filled)
+    return maker(name, env)(filled)._replace(name=name, config=filled, transforms=())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -115,6 +115,20 @@ class Settings(NamedTuple):
     bind: Callable[[PyTree], Any]
 
 
+class Transform(NamedTuple):
+    """How an agent was made of another, or of several, for the record: run folders make it again by this.
+
+    Attributes:
+      name: of the function that did, such as "league".
+      options: its arguments, but for agents: what JSON can hold.
+      agents: where it took several, each by its name; else None.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    agents: Mapping[str, Any] | None = None  # Of Agents, which are not known here yet.
+
+
 class Agent(NamedTuple):
     """A reinforcement learning agent as pure functions over pytrees.
 
@@ -156,6 +170,7 @@ class Agent(NamedTuple):
         for itself.
       check: `(EnvSpec, num_envs) -> None`: raises ValueError, a sentence, for an environment or a number of them that
         it cannot learn from; asked before anything is traced. None where all will do.
+      transforms: what was made of the agent that `name` and `config` tell, in order; none for that agent itself.
     """
 
     init: Callable[[Key, EnvSpec], PyTree]
@@ -180,6 +195,7 @@ class Agent(NamedTuple):
     multi_agent: bool = False
     evaluation: Any = None  # An Agent, which the type of a field cannot name here.
     check: Callable[[EnvSpec, int], None] | None = None
+    transforms: tuple[Transform, ...] = ()
 
     @property
     def evaluated(self) -> Agent:

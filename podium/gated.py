@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from podium import seats
-from podium.agent import ActOutput, Agent, Aux, Plan
+from podium.agent import ActOutput, Agent, Aux, Plan, Transform
 from podium.ranges import check_positive, check_value
 from podium.types import Array, EnvSpec, Key, PyTree, Trajectory
 
@@ -159,6 +159,7 @@ def gated(agent: Agent, games: int = 400, threshold: float = 0.55, every: int = 
         make=functools.partial(_made, agent.make, (games, threshold, every)) if agent.make else None,
         evaluation=agent._replace(init=init, actor=lambda state: state.best, policy_mask=None),
         check=check,
+        transforms=(*agent.transforms, Transform("gated", {"games": games, "threshold": threshold, "every": every})),
     )
 
 

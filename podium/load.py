@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,16 @@ from podium.agent import Agent
 from podium.checkpoint import Checkpoints
 from podium.env import Env
 from podium.evaluate import Policy
+from podium.gated import gated
 from podium.host import HostEnvFactory
+from podium.league import league
+from podium.multi import groups, shared
 from podium.runs import RunFolder
 from podium.types import PyTree
 from podium.varied import varied
+
+TRANSFORMS: Mapping[str, Callable[..., Agent]] = {"gated": gated, "league": league, "shared": shared}
+"""What makes one agent of another, by the name in `podium.agent.Transform`."""
 
 
 def load(
@@ -30,7 +37,8 @@ def load(
     Args:
       run_dir: the run folder.
       step: environment steps of a checkpoint, "best" for the one with the highest evaluation, None for the newest.
-      agent: as trained; None makes it anew from the folder's config, by its registered name.
+      agent: as trained; None makes it anew from the folder's config, by its registered name and by what was made of it
+        (`podium.league`, `podium.gated`, `podium.multi`). One with parts of your own, such as a network, must be given.
       env: as trained; None makes it anew from the folder's config, by its registered name. One that was given as an
         object is made by its name only where that gives the same spec.
       seed: which of several seeds, from 0.
@@ -101,15 +109,37 @@ def _load_object(folder: RunFolder, name: str, record: Any) -> Env | HostEnvFact
 
 
 def _load_agent(folder: RunFolder, env: Env | HostEnvFactory) -> Agent:
+    _read_record(folder, "agent", "config")
+    try:
+        return _made(folder.config["agent"], env)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # The first three: of a record by another hand.
+        raise ValueError(f"The agent of {folder.path} cannot be made by name; pass agent=. {error}") from error
+
+
+def _made(record: Mapping[str, Any], env: Env | HostEnvFactory) -> Agent:
+    """Make the agent that `podium.train.agent_record` recorded."""
     from podium import agents
 
-    name, config = _read_record(folder, "agent", "config")
-    settings = folder.config["agent"].get("settings")
-    try:
-        agent = agents.make(name, config, env)
-        return varied(agents.maker(name, env), agent.config, settings) if settings else agent
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"The agent of {folder.path} cannot be made by name; pass agent=. {error}") from error
+    transforms, settings = list(record.get("transforms") or ()), record.get("settings")
+    if transforms and transforms[0]["name"] == "groups":
+        agent = _made_of_groups(record["name"], transforms.pop(0), env)
+    else:
+        agent = agents.make(record["name"], record.get("config"), env)
+        agent = agent._replace(make=agents.maker(record["name"], env)) if settings else agent
+    for transform in transforms:
+        if transform["name"] not in TRANSFORMS:
+            raise ValueError(f"Nothing named {transform['name']!r} makes one agent of another.")
+        agent = TRANSFORMS[transform["name"]](agent, **transform["options"])
+    if not settings:
+        return agent
+    assert agent.make is not None
+    return varied(agent.make, agent.config, settings)
+
+
+def _made_of_groups(name: str, transform: Mapping[str, Any], env: Env | HostEnvFactory) -> Agent:
+    members, each = transform["options"]["members"], transform["agents"]
+    made = {group: (_made(each[group], env), members[group]) for group in members}
+    return groups(made, transform["options"]["rollout_length"], name)
 
 
 def _read_record(folder: RunFolder, field: str, details: str) -> tuple[str, dict[str, Any]]:

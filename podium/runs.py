@@ -289,9 +289,11 @@ def _git_commit() -> str | None:
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Turn `{"a": {"b": 1}}` into `{"a.b": 1}`."""
+    """Turn `{"a": {"b": 1}}` into `{"a.b": 1}`, and `{"a": [{"b": 1}]}` into `{"a.0.b": 1}`."""
     flat: dict[str, Any] = {}
     for name, value in config.items():
+        if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            value = dict(enumerate(value))
         if isinstance(value, Mapping) and value:
             flat.update(_flatten(value, f"{prefix}{name}."))
         else:

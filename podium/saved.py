@@ -74,7 +74,10 @@ def read_saved(
     checkpoints = Checkpoints(folder.checkpoints, keep_checkpoints)
     saved_under = _placement_of_newest(checkpoints)
     adopts = saved_under not in (None, program.layout)
-    compare_config(folder.config, config, MAY_CHANGE | {"num_lanes"} if adopts else MAY_CHANGE)
+    free = MAY_CHANGE | {"num_lanes"} if adopts else MAY_CHANGE
+    if "transforms" not in folder.config.get("agent", ()):  # Not recorded then.
+        free |= {"agent.transforms"}
+    compare_config(folder.config, config, free)
     rows = read_metrics(folder.metrics) if folder.metrics.exists() else []
     seen = distributed.gather(checkpoints.steps())
     if any(steps != seen[0] for steps in seen):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from podium import distributed
-from podium.agent import Agent
+from podium.agent import Agent, Transform
 from podium.env import Env
 from podium.evaluate import longest_episode, longest_evaluated
 from podium.evaluator import Evaluator
@@ -197,7 +197,15 @@ def train(
 def agent_record(agent: Agent) -> dict[str, Any]:
     """Return what is recorded of an agent."""
     settings = {"settings": agent.settings.values} if agent.settings else {}
-    return {"name": agent.name, "config": agent.config, **settings}
+    transforms = [_transform_record(transform) for transform in agent.transforms]
+    return {"name": agent.name, "config": agent.config, "transforms": transforms, **settings}
+
+
+def _transform_record(transform: Transform) -> dict[str, Any]:
+    record: dict[str, Any] = {"name": transform.name, "options": transform.options}
+    if transform.agents is not None:
+        record["agents"] = {name: agent_record(agent) for name, agent in transform.agents.items()}
+    return record
 
 
 def usual_length(placement: Placement, agent: Agent, env: Env | HostEnvFactory) -> int:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podium.agent import ActOutput, Agent, Aux, Plan, policy_leaves
+from podium.agent import ActOutput, Agent, Aux, Plan, Transform, policy_leaves
 from podium.env import Env
 from podium.multi import replays
 from podium.multi.sharing import fold, number_of, shared, unfold
@@ -99,6 +99,7 @@ def groups(
         placement traces before it compiles, different numbers of epochs or minibatches.
     """
     members = _check_members(agents)
+    given = {group: agent for group, (agent, _) in agents.items()}
     made = [_grouped(group, agent, members[group]) for group, (agent, _) in agents.items()]
     total = sum(len(group.members) for group in made)
     together = [index for group in made for index in group.members]
@@ -201,6 +202,7 @@ def groups(
         policy_mask=policy_mask,
         stops=stops if any(group.agent.stops for group in made) else None,
         multi_agent=True,
+        transforms=(Transform("groups", {"members": members, "rollout_length": rollout_length}, given),),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podium.agent import ActOutput, Agent, Plan, Replay
+from podium.agent import ActOutput, Agent, Plan, Replay, Transform
 from podium.ranges import check_positive
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree, Trajectory, is_spec
 
@@ -96,6 +96,7 @@ def shared(agent: Agent, num_agents: int | None = None) -> Agent:
         number=number_them if agent.number else None,
         multi_agent=True,
         make=None if agent.make is None else functools.partial(_made, agent.make, num_agents),
+        transforms=(*agent.transforms, Transform("shared", {"num_agents": num_agents})),
     )
 
 

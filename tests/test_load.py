@@ -1,0 +1,98 @@
+"""Policies are loaded from a run folder alone, also of agents that were made of others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import podium
+from podium.agent import Agent
+from podium.agents import alphazero, dqn, ppo
+from podium.gated import gated
+from podium.multi import groups, shared
+from podium.varied import varied
+
+PPO = ppo.Config(hidden_sizes=(4,), num_epochs=1, num_minibatches=1)
+SIZES: dict[str, Any] = {"num_envs": 16, "rollout_length": 8, "num_steps": 128, "eval_every": 0, "progress": False}
+TIC_TAC_TOE, TAG = ("podium/TicTacToe", {"rules": True}), ("podium/Tag", {"num_taggers": 1, "num_runners": 2})
+
+
+def in_league(config: ppo.Config = PPO, **changes: Any) -> Agent:
+    return podium.league(ppo.make(config), size=2, snapshot_every=1, **changes)
+
+
+def before_a_gate() -> Agent:
+    config = alphazero.Config(hidden_sizes=(4,), num_simulations=2, min_replay_size=64, batch_size=16, num_updates=1)
+    return gated(alphazero.make(config, model=podium.envs.make("podium/TicTacToe", rules=True)), games=4, every=2)  # type: ignore[arg-type]
+
+
+def in_groups() -> Agent:
+    mine = {"taggers": (shared(ppo.make(PPO), 1), [0]), "runners": (ppo.make(PPO), range(1, 3))}
+    return groups(mine, rollout_length=8)
+
+
+MADE: dict[str, tuple[Callable[[], Agent], Any]] = {
+    "a league": (in_league, TIC_TAC_TOE),
+    "a gate": (before_a_gate, TIC_TAC_TOE),
+    "groups": (in_groups, TAG),
+    "shared": (lambda: shared(dqn.make(dqn.Config(hidden_sizes=(4,), min_replay_size=64, batch_size=16)), 3), TAG),
+    "settings of a league": (
+        lambda: varied(in_league, PPO, [{"learning_rate": 1e-3}, {"learning_rate": 1e-2}])._replace(name="ppo"),
+        TIC_TAC_TOE,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MADE)
+def test_an_agent_made_of_others_is_loaded_by_what_made_it(name: str, tmp_path: Path) -> None:
+    make, (env, options) = MADE[name]
+    if name == "a gate":
+        pytest.importorskip("mctx", reason='mctx is in the extra: pip install "podium[games]"')
+    seeds = 2 if make().settings else 1
+    placement = podium.Anakin(1)
+    result = podium.train(
+        make(), env, env_options=options, placement=placement, seeds=seeds, run_dir=tmp_path / "run", **SIZES
+    )
+    policy = result.policy[1] if seeds > 1 else result.policy
+    loaded = podium.load(tmp_path / "run", seed=seeds - 1)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, policy.params)
+    played: Any = podium.envs.make(env, **(options or {}))
+    obs = jax.vmap(played.reset)(jax.random.split(jax.random.key(0), 4))[1].obs
+    np.testing.assert_array_equal(loaded.act(obs)[0], policy.act(obs)[0])
+
+
+def test_a_league_of_another_kind_does_not_take_a_run_over(tmp_path: Path) -> None:
+    train = lambda agent, **more: podium.train(agent, "podium/TicTacToe", run_dir=tmp_path / "run", **SIZES, **more)
+    result = train(in_league())
+    with pytest.raises(ValueError, match=r"agent.transforms.0.options.self_play was 0.25 and is 0.5\. On --resume"):
+        train(in_league(self_play=0.5), resume=True)
+    with pytest.raises(ValueError, match=r"matchmaking was 'hard' and is '.*test_load\.meet_all'"):
+        train(in_league(matchmaking=meet_all), resume=True)
+    with pytest.raises(ValueError, match="agent.transforms.0.name was 'league' and is not set"):
+        train(ppo.make(PPO), resume=True)
+    jax.tree.map(np.testing.assert_array_equal, podium.load(tmp_path / "run").params, result.policy.params)
+    for change, words in (
+        ({"name": "stranger"}, "Nothing named 'stranger' makes one agent of another"),
+        ({"options": {"size": 2, "matchmaking": "tests.meet_all"}}, "matchmaking='tests.meet_all' is unknown"),
+        ({"options": {"depth": 2}}, "unexpected keyword argument 'depth'"),
+        ({"options": 3}, "after \\*\\* must be a mapping"),
+    ):
+        record = json.loads((tmp_path / "run" / "config.json").read_text())
+        record["config"]["agent"]["transforms"][0] |= change
+        other = tmp_path / "other"
+        other.mkdir(exist_ok=True)
+        (other / "config.json").write_text(json.dumps(record))
+        with pytest.raises(ValueError, match=f"cannot be made by name; pass agent=.*{words}"):
+            podium.load(other)
+
+
+def meet_all(win_rate: Any, number: Any) -> Any:
+    """Draw every snapshot alike."""
+    return np.ones(2, np.float32)
