@@ -41,7 +41,9 @@ class Flags:
     seed: int = 0
     """Fixes everything random."""
     run_dir: Path = Path("runs/psro")
-    """Folder of the result."""
+    """Folder of the run."""
+    resume: bool = False
+    """Resume the run in --run-dir."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,8 +66,9 @@ def _main(argv: Sequence[str]) -> int:
         num_envs=flags.num_envs,
         seed=flags.seed,
         progress=show,
+        run_dir=flags.run_dir,
+        resume=flags.resume,
     )
-    flags.run_dir.mkdir(parents=True, exist_ok=True)
     summary = {
         "exploitability": found.exploitability[-1],
         "exploitability_before_each": found.exploitability,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import math
 import os
@@ -40,6 +41,16 @@ def to_jsonable(value: Any) -> Any:
         # `item` and `tolist` widen bfloat16 and friends to Python floats.
         return to_jsonable(np.asarray(value).tolist())
     return repr(value)
+
+
+def name_of(function: Any) -> str:
+    """Return what can be recorded of something that can be called: the name of it, or of its type; the same every time.
+
+    >>> name_of(to_jsonable)
+    'podium.files.to_jsonable'
+    """
+    named = function if inspect.isfunction(function) else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def write_atomic(path: Path, data: bytes) -> None:

@@ -9,7 +9,6 @@ newest snapshots, not all; opponents are drawn for groups of environments, when 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ import jax.numpy as jnp
 
 from podium import seats
 from podium.agent import ActOutput, Agent, Aux, Plan, Transform
+from podium.files import name_of
 from podium.ranges import check_choice, check_positive, check_value
 from podium.types import Array, EnvSpec, Key, PyTree, Trajectory
 
@@ -229,7 +229,8 @@ def league(
         assert agent.policy_mask is not None
         return State(agent.policy_mask(state.learner), *[False] * 7)  # type: ignore[arg-type]
 
-    drawn_by = _name_of(matchmaking)
+    # By the name of a function `podium.load` cannot make it again, and asks for the agent.
+    drawn_by = name_of(matchmaking) if callable(matchmaking) else matchmaking
     options = {"size": size, "snapshot_every": snapshot_every, "matchmaking": drawn_by, "self_play": self_play}
     mask = policy_mask if agent.policy_mask else None
     again = functools.partial(_made, agent.make, (size, snapshot_every, matchmaking, self_play)) if agent.make else None
@@ -249,14 +250,6 @@ def league(
         check=check,
         transforms=(*agent.transforms, Transform("league", options)),
     )
-
-
-def _name_of(matchmaking: str | Matchmaking) -> str:
-    """Return what is recorded: of a function its name, by which `podium.load` cannot make it and asks for it."""
-    if isinstance(matchmaking, str):
-        return matchmaking
-    named: Any = matchmaking if inspect.isfunction(matchmaking) else type(matchmaking)
-    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _made(make: Callable[[Any], Agent], settings: tuple[Any, ...], config: Any) -> Agent:

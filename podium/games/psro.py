@@ -9,6 +9,7 @@ With the meta-strategy `nash` it is the double oracle (McMahan et al. 2003) with
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -20,11 +21,14 @@ from podium import seats
 from podium.agent import ActOutput, Agent, Aux, Plan
 from podium.env import Env, auto_reset
 from podium.evaluate import Policy
+from podium.files import name_of
 from podium.games.exploitability import GameTree, Probabilities, exploitability, mixed
 from podium.games.match import match
 from podium.games.players import check_two_players
+from podium.games.responses import Responses
 from podium.placement import Anakin, Placement
 from podium.ranges import check_positive, nearest_multiples
+from podium.train import agent_record
 from podium.types import Array, EnvSpec, Key, PyTree, Seen, Trajectory
 
 MetaStrategy = Callable[[np.ndarray], np.ndarray]
@@ -84,6 +88,8 @@ def psro(
     seed: int = 0,
     placement: Placement | None = None,
     progress: Callable[[int, float], None] = lambda iteration, exploitability: None,
+    run_dir: Path | str | None = None,
+    resume: bool = False,
 ) -> PSRO:
     """Train `iterations` best responses, each from the start and to the meta-strategy of all before.
 
@@ -105,12 +111,15 @@ def psro(
       seed: of everything.
       placement: where responses are trained; None is Anakin on one device.
       progress: called with the number of responses so far and the mixture's exploitability.
+      run_dir: folder of the run, which is saved after every response; None keeps nothing.
+      resume: go on with the run in `run_dir`, to what it would have come to: a response that was under way begins anew.
 
     Returns:
       a `PSRO`.
 
     Raises:
-      ValueError: for a number out of range, another kind of game, or an agent with memory.
+      ValueError: for a number out of range, another kind of game, an agent with memory, a `run_dir` that holds
+        something, or a run that is resumed with other arguments.
     """
     check_two_players(env, "psro")
     check_positive(iterations=iterations, num_steps=num_steps, groups=groups, rollout_length=rollout_length)
@@ -127,32 +136,51 @@ def psro(
         )
     if jax.tree.leaves(jax.eval_shape(lambda: agent.carry(env.spec, 1))):
         raise ValueError(f"psro mixes policies without memory, and {agent.name} has one; use memory='none'.")
-    updates = -(-num_steps // (num_envs * rollout_length))
-    program = (placement or Anakin(1)).build(
+    asked = {
+        "agent": agent_record(agent),
+        "env": {"name": env.spec.name, "spec_sha256": env.spec.sha256()},
+        "meta_strategy": name_of(meta_strategy),
+        "sizes": [iterations, num_steps, num_envs, rollout_length, groups, games],
+    }
+    if resume and run_dir is None:
+        raise ValueError("resume=True needs run_dir, the folder of the run that goes on.")
+    folder = None if run_dir is None else Responses(run_dir, resume, asked, iterations + 1)
+    updates, placement = -(-num_steps // (num_envs * rollout_length)), placement or Anakin(1)
+    program = placement.build(
         responding(agent, iterations + 1, groups),
         auto_reset(env),
         num_envs=num_envs,
         rollout_length=rollout_length,
         max_updates=updates,
     )
-    tree, policies, payoffs, history = _tree(env), list[Policy](), np.zeros((0, 0)), list[float]()
+    tree, policies, history = _tree(env), list[Policy](), list[float]()
     tables: list[list[np.ndarray]] = []
+    payoffs = known = np.zeros((0, 0))
     try:
         begin = program.init(seed)
         pool = jax.device_get(program.agent_state(begin).pool)
+        if folder is not None:
+            pool, known = folder.begin(pool, placement.explain().words)
         for iteration in range(iterations + 1):
             policies.append(Policy(agent, jax.tree.map(lambda x: x[iteration], pool), env.spec))  # noqa: B023
-            if tree is None:
-                payoffs = _by_matches(env, policies, payoffs, games, seed)
-            else:
+            if tree is not None:
                 tables.append(tree.tables(pure(policies[-1])))
+            if iteration < len(known):
+                payoffs = known[: iteration + 1, : iteration + 1]
+            elif tree is not None:
                 payoffs = _by_tree(tree, tables, payoffs)
+            else:
+                payoffs = _by_matches(env, policies, payoffs, games, seed)
+            if folder is not None and iteration >= len(known):
+                folder.save(iteration * num_steps, pool, payoffs)
             weights = meta_strategy(payoffs)
             mixture = None if tree is None else mixed(tree, tables, weights)
             history.append(exploitability(tree, mixture) if tree and mixture else np.nan)
             progress(iteration, history[-1])
             if iteration == iterations:
                 break
+            if iteration + 1 < len(known):
+                continue
             state = program.init(seed + iteration)
             own = jax.device_get(program.agent_state(state))
             padded = np.zeros((2, iterations + 1), np.float32)
@@ -165,6 +193,8 @@ def psro(
             pool = jax.tree.map(lambda x, new: _put(x, new, iteration + 1), pool, found)  # noqa: B023
     finally:
         program.close()
+        if folder is not None:
+            folder.close()
     return PSRO(policies, weights, payoffs, history, mixture)
 
 

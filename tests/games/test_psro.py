@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -117,6 +119,37 @@ def test_it_runs_in_small_and_counts_right() -> None:
     np.testing.assert_array_equal(found.payoffs, again.payoffs)
 
 
+class Killed(Exception):
+    """Ends a run where a kill would."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("game", ["Kuhn", "ConnectFour"])
+def test_a_resumed_run_is_the_same(game: str, tmp_path: Path) -> None:
+    env = KUHN if game == "Kuhn" else envs.make("podium/ConnectFour", openings=8)
+    sizes: dict[str, Any] = {"num_envs": 16, "rollout_length": 64, "groups": 4, "games": 20}
+    whole = games.psro(env, agent(), 3, 1024, **sizes)
+
+    def killing(number: int, gain: float) -> None:
+        if number == 2:
+            raise Killed
+
+    run_dir = tmp_path / "run"
+    with pytest.raises(Killed):
+        games.psro(env, agent(), 3, 1024, **sizes, run_dir=run_dir, progress=killing)
+    with pytest.raises(ValueError, match="run_dir"):
+        games.psro(env, agent(), 3, 1024, **sizes, run_dir=run_dir)
+    with pytest.raises(ValueError, match="agent.config.learning_rate was 0.003 and is 0.01"):
+        games.psro(env, agent(learning_rate=1e-2), 3, 1024, **sizes, run_dir=run_dir, resume=True)
+    resumed = games.psro(env, agent(), 3, 1024, **sizes, run_dir=run_dir, resume=True)
+    np.testing.assert_array_equal(resumed.payoffs, whole.payoffs)
+    np.testing.assert_array_equal(resumed.exploitability, whole.exploitability)
+    for one, other in zip(resumed.policies, whole.policies, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
+    finished = games.psro(env, agent(), 3, 1024, **sizes, run_dir=run_dir, resume=True)
+    np.testing.assert_array_equal(finished.payoffs, whole.payoffs)
+
+
 @pytest.mark.slow
 def test_a_larger_game_is_paid_by_matches() -> None:
     env = envs.make("podium/ConnectFour", openings=8)
@@ -136,6 +169,7 @@ def test_it_solves_kuhn_poker() -> None:
     [
         (lambda: games.psro(envs.make("podium/Catch"), agent()), "psro needs a game of two players in turn"),
         (lambda: games.psro(KUHN, agent(), iterations=0), "iterations=0"),
+        (lambda: games.psro(KUHN, agent(), resume=True), "resume=True needs run_dir"),
         (lambda: games.psro(KUHN, agent(), num_envs=48), "num_envs=48 is not divisible by 2 . groups=32"),
         (lambda: games.psro(KUHN, agent(), rollout_length=3), "rollout_length=3: .* use 6 or more"),
         (lambda: games.psro(KUHN, agent(memory="gru")), "has one; use memory='none'"),
