@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from podium import keys
 from podium.agent import Agent
@@ -78,7 +79,8 @@ class Population(Placement):
         every = -(-self.exploit_every // sizes.steps_per_update)
         rules = Rules(bounds, self.share, self.perturb, self.anew)
         iteration = _Iteration(acting, sizes, make_mesh(devices, "run"), rules, every)
-        partition = lambda shapes: jax.tree.map(lambda x: BY_RUN, shapes)
+        # Every device counts iterations itself, so that none asks another whether an exchange is due.
+        partition = lambda shapes: jax.tree.map(lambda x: BY_RUN, shapes)._replace(update=P())
         loop = CompiledLoop(iteration.start, partition, iteration, iteration.mesh, sizes, asked.max_updates)
 
         def moves() -> dict[str, int]:
@@ -185,7 +187,9 @@ class _Iteration:
             returns=state.scores.returns + metrics["episode_return_sum"],
             episodes=state.scores.episodes + metrics["episodes"],
         )
-        state, parent = PopulationState(**run._asdict(), scores=scores), jnp.full(self.sizes.seeds, jnp.nan)
+        update = jax.lax.with_sharding_constraint(state.update + 1, NamedSharding(self.mesh, P()))
+        parent = jnp.full(self.sizes.seeds, jnp.nan)
+        state = PopulationState(**run._replace(update=update)._asdict(), scores=scores)
         if self.every:  # All members have done as many iterations.
             apart = lambda state: (state, parent)
             state, parent = jax.lax.cond(state.update[0] % self.every == 0, self._exchange, apart, state)

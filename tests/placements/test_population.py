@@ -99,7 +99,9 @@ def test_devices_change_nothing(devices: int) -> None:
         texts.append(program.loop.compiled_text())
     assert np.isfinite(states[0][1]).all(-1).tolist() == [False, True, False, True, False]
     assert_same(*states, rtol=1e-5)
-    assert "all-reduce(" not in texts[1].split("exchange")[0]
+    # Devices wait for one another where an exchange is due, the only condition of the loop.
+    waits = [line for line in texts[1].splitlines() if "all-reduce(" in line]
+    assert waits and all("/cond/" in line for line in waits)
     assert program.bytes_per_update()["what members know"] > 0
     assert f"cpu:{devices - 1}" in program.explain()
     assert "every 128 steps the worst go on from the best" in program.explain()
