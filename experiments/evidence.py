@@ -161,11 +161,10 @@ ROWS: tuple[Row, ...] = (
     Row("ppo", "Pendulum-v1", "pendulum", published=_zoo(-172.2, "100k"), remark="Ten times the zoo's steps."),
     Row("ppo", "Breakout-MinAtar", "breakout-minatar", published=PUREJAXRL_BREAKOUT),
     Row(
-        "ppo",
-        "Asterix-MinAtar",
-        "asterix-minatar",
+        *("ppo", "Asterix-MinAtar", "asterix-minatar"),
         published=_gymnax(15),
-        remark="Below the published figure; a defect to find.",
+        remark="Of the settings before, PureJaxRL's; with the preset's, those of the published figure, the one seed "
+        "that was tried came to 23.5, sampled 19.9.",
     ),
     Row("ppo", "Freeway-MinAtar", "freeway-minatar", published=_gymnax(58)),
     Row("ppo", "SpaceInvaders-MinAtar", "space-invaders-minatar", published=_gymnax(131)),
@@ -197,7 +196,8 @@ ROWS: tuple[Row, ...] = (
         *("pqn", "CartPole-v1", "cartpole"),
         published=_optimum(500),
         seeds=8,
-        remark="The PQN authors' settings, annealed over 150,000 steps in place of 500,000.",
+        remark="The PQN authors' settings, annealed over 150,000 steps in place of 500,000. Of 64 seeds tried in all "
+        "two ended below 475, at 420 and 432, and which ones rounding decides: of 0 to 7 on one device one.",
     ),
     Row("pqn", "Breakout-MinAtar", "breakout-minatar", published=PUREJAXRL_BREAKOUT, remark=_PQN_MINATAR),
     Row("pqn", "Asterix-MinAtar", "asterix-minatar", published=_gymnax(15), remark=_PQN_MINATAR),

@@ -176,7 +176,18 @@ PPO: dict[str, Preset] = {
         "gamma 0.95 (the source's: 0.9), the rate annealed, observations normalised, by the mean of five seeds: -156; "
         "-187 without the three.",
     ),
-    "asterix-minatar": _minatar_ppo("Asterix"),
+    "asterix-minatar": Preset(
+        "Asterix-MinAtar",
+        "gymnax-blines, agents/Asterix-MinAtar/ppo.yaml (revision 15b76af): two layers of 256, a rate of 5e-4 that "
+        "stays, gamma 0.999; its rate rises over the first twentieth, and here it does not.",
+        {
+            **_MINATAR_PPO,
+            "learning_rate": 5e-4,
+            "anneal_steps": 0,
+            "gamma": 0.999,
+            "hidden_sizes": (256, 256),
+        },
+    ),
     "breakout-minatar": dataclasses.replace(
         _minatar_ppo("Breakout"),
         values={**_MINATAR_PPO, "learning_rate": 4e-3, "hidden_sizes": (128, 128)},
