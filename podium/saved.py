@@ -75,7 +75,8 @@ def read_saved(
     saved_under = _placement_of_newest(checkpoints)
     adopts = saved_under not in (None, program.layout)
     free = MAY_CHANGE | {"num_lanes"} if adopts else MAY_CHANGE
-    if "transforms" not in folder.config.get("agent", ()):  # Not recorded then.
+    agent = folder.config.get("agent")
+    if not isinstance(agent, Mapping) or "transforms" not in agent:  # Not recorded then.
         free |= {"agent.transforms"}
     compare_config(folder.config, config, free)
     rows = read_metrics(folder.metrics) if folder.metrics.exists() else []
