@@ -29,7 +29,7 @@ from typing import Any
 
 from podium.files import to_jsonable, write_json
 from podium.report import Report
-from podium.upgrades import NEW_FIELDS
+from podium.upgrades import NEW_FIELDS, NOT_RECORDED
 
 SCHEMA = 1
 CONFIG = "config.json"
@@ -187,10 +187,12 @@ def compare_config(old: Mapping[str, Any], new: Mapping[str, Any], may_change: S
     >>> compare_config({"seed": 1, "total_steps": 10}, {"seed": 1, "total_steps": 20}, {"total_steps"})
     """
     before, after = _flatten(to_jsonable(old)), _flatten(to_jsonable(new))
+    below = lambda name, head: name == head or name.startswith(head + ".")
+    not_compared = may_change | {head for head in NOT_RECORDED if not any(below(name, head) for name in before)}
     before = {name: value for name, value in NEW_FIELDS.items() if name in after} | before
     differences = []
     for name in sorted({*before, *after}):
-        if any(name == free or name.startswith(free + ".") for free in may_change):
+        if any(below(name, head) for head in not_compared):
             continue
         if name not in before or name not in after or not _same(before[name], after[name]):
             was = repr(before[name]) if name in before else "not set"

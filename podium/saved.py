@@ -74,11 +74,7 @@ def read_saved(
     checkpoints = Checkpoints(folder.checkpoints, keep_checkpoints)
     saved_under = _placement_of_newest(checkpoints)
     adopts = saved_under not in (None, program.layout)
-    free = MAY_CHANGE | {"num_lanes"} if adopts else MAY_CHANGE
-    agent = folder.config.get("agent")
-    if not isinstance(agent, Mapping) or "transforms" not in agent:  # Not recorded then.
-        free |= {"agent.transforms"}
-    compare_config(folder.config, config, free)
+    compare_config(folder.config, config, MAY_CHANGE | {"num_lanes"} if adopts else MAY_CHANGE)
     rows = read_metrics(folder.metrics) if folder.metrics.exists() else []
     seen = distributed.gather(checkpoints.steps())
     if any(steps != seen[0] for steps in seen):

@@ -159,7 +159,7 @@ def sweep(
     _check_halvings(halve_at, schedule, len(settings))
     asked = to_jsonable(
         {
-            "agent": {**agent_record(agents[0]), "config": config},
+            "agent": {"name": agents[0].name, "config": config},
             "settings": settings,
             "at_once": at_once,
             "env": env_record,

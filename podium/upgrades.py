@@ -26,6 +26,9 @@ NEW_FIELDS: Mapping[str, Any] = {
 }
 """Fields that the `config.json` of an older run lacks, each with the value that does what was done then."""
 
+NOT_RECORDED = frozenset({"agent.transforms"})
+"""What the `config.json` of an older run does not tell, though it may have been anything."""
+
 
 class Upgrade(NamedTuple):
     """A leaf of an older checkpoint that a newer State keeps otherwise; names are the last parts of leaves' names.

@@ -139,8 +139,14 @@ def psro(
     asked = {
         "agent": agent_record(agent),
         "env": {"name": env.spec.name, "spec_sha256": env.spec.sha256()},
+        "iterations": iterations,
+        "num_steps": num_steps,
+        "num_envs": num_envs,
+        "rollout_length": rollout_length,
+        "groups": groups,
         "meta_strategy": name_of(meta_strategy),
-        "sizes": [iterations, num_steps, num_envs, rollout_length, groups, games],
+        "games": games,
+        "seed": seed,
     }
     if resume and run_dir is None:
         raise ValueError("resume=True needs run_dir, the folder of the run that goes on.")

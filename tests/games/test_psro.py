@@ -141,6 +141,8 @@ def test_a_resumed_run_is_the_same(game: str, tmp_path: Path) -> None:
         games.psro(env, agent(), 3, 1024, **sizes, run_dir=run_dir)
     with pytest.raises(ValueError, match="agent.config.learning_rate was 0.003 and is 0.01"):
         games.psro(env, agent(learning_rate=1e-2), 3, 1024, **sizes, run_dir=run_dir, resume=True)
+    with pytest.raises(ValueError, match="num_steps was 1024 and is 2048; seed was 0 and is 1"):
+        games.psro(env, agent(), 3, 2048, **sizes, seed=1, run_dir=run_dir, resume=True)
     resumed = games.psro(env, agent(), 3, 1024, **sizes, run_dir=run_dir, resume=True)
     np.testing.assert_array_equal(resumed.payoffs, whole.payoffs)
     np.testing.assert_array_equal(resumed.exploitability, whole.exploitability)
