@@ -19,7 +19,14 @@ from podium.multi import groups, shared
 from podium.varied import varied
 
 PPO = ppo.Config(hidden_sizes=(4,), num_epochs=1, num_minibatches=1)
-SIZES: dict[str, Any] = {"num_envs": 16, "rollout_length": 8, "num_steps": 128, "eval_every": 0, "progress": False}
+SIZES: dict[str, Any] = {
+    "placement": podium.Anakin(1),
+    "num_envs": 16,
+    "rollout_length": 8,
+    "num_steps": 128,
+    "eval_every": 0,
+    "progress": False,
+}
 TIC_TAC_TOE, TAG = ("podium/TicTacToe", {"rules": True}), ("podium/Tag", {"num_taggers": 1, "num_runners": 2})
 
 
@@ -56,10 +63,7 @@ def test_an_agent_made_of_others_is_loaded_by_what_made_it(name: str, tmp_path: 
     if name == "a gate":
         pytest.importorskip("mctx", reason='mctx is in the extra: pip install "podium[games]"')
     seeds = 2 if make().settings else 1
-    placement = podium.Anakin(1)
-    result = podium.train(
-        make(), env, env_options=options, placement=placement, seeds=seeds, run_dir=tmp_path / "run", **SIZES
-    )
+    result = podium.train(make(), env, env_options=options, seeds=seeds, run_dir=tmp_path / "run", **SIZES)
     policy = result.policy[1] if seeds > 1 else result.policy
     loaded = podium.load(tmp_path / "run", seed=seeds - 1)
     jax.tree.map(np.testing.assert_array_equal, loaded.params, policy.params)
