@@ -5,9 +5,10 @@ of SMAX against its own enemy, `jaxmarl/overcooked`, `jaxmarl/hanabi`. Every arr
 (`EnvSpec.num_agents`), and observations are a `Seen`: each agent's `view`, what is `legal` where the environment says
 so, and as `world` what the environment gives a centralised critic, else the views of all agents together.
 
-What they are is theirs; but an end by the time limit is a truncation (JaxMARL has one `done`), a unit that is dead is
-no transition, and the bare environment is stepped: JaxMARL's own `step` resets, and hides the last observation. MPE's
-episodes of 25 steps are 26.
+What they are is theirs; but an end by the time limit is a truncation (JaxMARL has one `done`), and the bare environment
+is stepped: JaxMARL's own `step` resets, and hides the last observation. MPE's episodes of 25 steps are 26. A unit of
+SMAX that is dead has one legal action, stop, and is paid as its team is until the battle ends, as there: were its death
+an end, units would learn to keep out of battles.
 
 Options of `make`: those of `podium.envs.suites.Options`.
 """
@@ -42,14 +43,12 @@ class _Game(NamedTuple):
       steps: `(state) -> int32`, the steps of the episode so far.
       limit: the steps after which an episode is cut; None where none is.
       legal: name of the method that says what is legal, a dictionary by agent; None where all is.
-      alive: `(state, N) -> bool [N]`, which agents live; None where all do.
     """
 
     registered: str
     steps: Callable[[Any], Array] = lambda state: jnp.zeros((), jnp.int32)
     limit: int | None = None
     legal: str | None = None
-    alive: Callable[[Any, int], Array] | None = None
 
 
 _MPE = _Game("", lambda state: state.step, 26)
@@ -58,7 +57,6 @@ _SMAX = _Game(
     lambda state: state.state.step,
     100,
     legal="get_avail_actions",
-    alive=lambda state, number: state.state.unit_alive[:number],
 )
 _GAMES: dict[str, _Game] = {
     "MPE_simple_spread_v3": _MPE._replace(registered="MPE_simple_spread_v3"),
@@ -108,9 +106,6 @@ def _adapt(name: str, game: _Game, bare: Any) -> Env:
         legal = None if game.legal is None else stacked(getattr(bare, game.legal)(state)).astype(bool)
         return Seen(view, legal, jnp.broadcast_to(world, (number, world.size)))
 
-    def lives(state: PyTree) -> Array | None:
-        return None if game.alive is None else game.alive(state, number)
-
     key_shape = jax.eval_shape(lambda: jax.random.key(0))
     advance = lambda key, state, action: bare.step_env(key, state, dict(zip(agents, action, strict=True)))
     shapes = jax.eval_shape(
@@ -121,16 +116,14 @@ def _adapt(name: str, game: _Game, bare: Any) -> Env:
         obs, state = bare.reset(key)
         state = suites.like(shapes, state)
         timestep = restart(seen(obs, state))
-        return state, timestep._replace(reward=jnp.zeros(number, jnp.float32), valid=lives(state))
+        return state, timestep._replace(reward=jnp.zeros(number, jnp.float32))
 
     def step(key: Key, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
-        lived = lives(state)
         obs, state, reward, done, _ = advance(key, state, jnp.asarray(action, jnp.int32))
         state = suites.like(shapes, state)
         over = jnp.asarray(done["__all__"], bool)
         late = jnp.zeros((), bool) if game.limit is None else game.steps(state) >= game.limit
-        timestep = transition(seen(obs, state), stacked(reward), over & ~late, over & late)
-        return state, timestep._replace(valid=lived)
+        return state, transition(seen(obs, state), stacked(reward), over & ~late, over & late)
 
     seen_shapes = jax.eval_shape(lambda key: reset(key)[1].obs, key_shape)
     obs_spec = jax.tree.map(

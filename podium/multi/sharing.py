@@ -3,7 +3,8 @@
 To the agent the N of each environment are so many environments more: [B, N, ...] is folded to [B * N, ...], those of an
 environment side by side, so that a lane or a device which holds whole environments holds all of their agents. An
 episode ends for all of them at once; one that is dead before is no transition (`valid`), and the step that it died in
-terminated for it.
+terminated for it: nothing that comes is its gain. An environment that pays the dead with their team leaves them valid,
+with one legal action, as SMAX does.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from podium.env import auto_reset
 pytest.importorskip("jaxmarl", reason='JaxMARL is an extra: pip install "podium[marl]"')
 
 SPREAD, SMAX = "jaxmarl/MPE_simple_spread_v3", "jaxmarl/smax-3m"
+STOP = 4  # Behind four moves, before the enemies that can be shot at.
 
 
 def play(name: str, steps: int, num_envs: int = 4) -> Any:
@@ -49,12 +50,15 @@ def test_particles_are_cut_by_time_alone() -> None:
     assert not np.array_equal(played.next_obs.view[:, 25], played.obs.view[:, 25])
 
 
-def test_dead_units_are_no_transitions_and_have_something_legal() -> None:
+def test_who_is_dead_has_one_action_and_is_paid_as_its_team_is() -> None:
     played, obs = play(SMAX, 150)
-    assert played.terminated.any() and obs.legal.any(-1).all()
-    assert not played.valid.all() and played.valid.any(-1).all()
-    # Who is dead stays dead until the episode ends.
-    revived = ~played.valid[:, :-1] & played.valid[:, 1:]
+    assert played.terminated.any() and played.valid is None
+    dead = ~obs.legal[..., :STOP].any(-1)
+    assert dead.any() and not dead.all(-1).any()
+    assert (obs.legal[dead].sum(-1) == 1).all() and obs.legal[dead, STOP].all()
+    assert (played.reward == played.reward[..., :1]).all() and played.reward[dead].sum() > 0
+    # Who is dead stays dead until the battle ends.
+    revived = dead[:, :-1] & ~dead[:, 1:]
     assert not revived[~(played.terminated | played.truncated)[:, :-1]].any()
 
 
