@@ -121,21 +121,8 @@ def psro(
       ValueError: for a number out of range, another kind of game, an agent with memory, a `run_dir` that holds
         something, or a run that is resumed with other arguments.
     """
-    check_two_players(env, "psro")
-    check_positive(iterations=iterations, num_steps=num_steps, groups=groups, rollout_length=rollout_length)
-    if num_envs % (2 * groups):
-        raise ValueError(
-            f"num_envs={num_envs} is not divisible by 2 * groups={2 * groups}, opponents for each seat; use "
-            f"{nearest_multiples(num_envs, 2 * groups)}."
-        )
-    longest = env.spec.max_episode_steps
-    if longest is not None and rollout_length <= longest:
-        raise ValueError(
-            f"rollout_length={rollout_length}: a game of {env.spec.name} takes up to {longest} plies, and one that "
-            f"began in an earlier rollout is not learnt from; use {2 * longest} or more."
-        )
-    if jax.tree.leaves(jax.eval_shape(lambda: agent.carry(env.spec, 1))):
-        raise ValueError(f"psro mixes policies without memory, and {agent.name} has one; use memory='none'.")
+    check_positive(iterations=iterations, num_steps=num_steps)
+    _check(env, agent, num_envs, rollout_length, groups)
     asked = {
         "agent": agent_record(agent),
         "env": {"name": env.spec.name, "spec_sha256": env.spec.sha256()},
@@ -202,6 +189,25 @@ def psro(
         if folder is not None:
             folder.close()
     return PSRO(policies, weights, payoffs, history, mixture)
+
+
+def _check(env: Env, agent: Agent, num_envs: int, rollout_length: int, groups: int) -> None:
+    """Raise ValueError for what no response can be trained in."""
+    check_two_players(env, "psro")
+    check_positive(groups=groups, rollout_length=rollout_length)
+    if num_envs % (2 * groups):
+        raise ValueError(
+            f"num_envs={num_envs} is not divisible by 2 * groups={2 * groups}, opponents for each seat; use "
+            f"{nearest_multiples(num_envs, 2 * groups)}."
+        )
+    longest = env.spec.max_episode_steps
+    if longest is not None and rollout_length <= longest:
+        raise ValueError(
+            f"rollout_length={rollout_length}: a game of {env.spec.name} takes up to {longest} plies, and one that "
+            f"began in an earlier rollout is not learnt from; use {2 * longest} or more."
+        )
+    if jax.tree.leaves(jax.eval_shape(lambda: agent.carry(env.spec, 1))):
+        raise ValueError(f"psro mixes policies without memory, and {agent.name} has one; use memory='none'.")
 
 
 def _put(pool: np.ndarray, new: np.ndarray, index: int) -> np.ndarray:
