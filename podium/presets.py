@@ -597,21 +597,24 @@ def _team() -> dict[str, Preset]:
         ),
         "smax-3m": Preset(
             "jaxmarl/smax-3m",
-            "This project.",
+            "This project; 128 environments and a GRU of 128 as in JaxMARL's scripts. Rates fall by steps of agents, "
+            "three a step.",
             {
-                "num_envs": 64,
-                "rollout_length": 32,
+                "num_envs": 128,
+                "rollout_length": 64,
                 "num_steps": 3_000_000,
-                "learning_rate": 1e-3,
+                "learning_rate": 2e-3,
                 "anneal_steps": 9_000_000,
-                "num_epochs": 8,
+                "num_epochs": 4,
                 "num_minibatches": 4,
-                "entropy_coef": 0.0,
+                "entropy_coef": 0.01,
                 "hidden_sizes": (128, 128),
                 "activation": "relu",
+                "memory": "gru",
+                "memory_size": 128,
             },
-            "epochs, rollouts, entropy, by return (2: all battles won) of ippo after 1.8M steps, seed 10: 1.85; 1.34 "
-            "with 4 epochs of 64 steps, an entropy of 0.01, tanh and twice the rate.",
+            "memory and entropy, by sampled return (2: all battles won) of ippo, seed 0: 1.93; without memory 1.90, "
+            "then with an entropy of 0.03 1.86, with none 1.85, with 8 epochs 1.89, with twice the rate 1.89.",
         ),
     }
 
