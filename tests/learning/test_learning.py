@@ -32,6 +32,7 @@ def test_pqn_solves_cartpole_with_every_seed_in_150_000_steps() -> None:
     config = pqn.Config(
         learning_rate=1e-4,
         anneal_steps=150_000,
+        gamma=0.995,
         q_lambda=0.95,
         num_epochs=4,
         num_minibatches=16,
