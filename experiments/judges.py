@@ -118,12 +118,16 @@ def battles(policy: podium.Policy, number: int = 1_000) -> dict[str, Any]:
 _LEAGUE = "league.py --env podium/TicTacToe --config anneal_steps=750000"
 """The rate falls over the own moves of the learner, which in half of the games plays both seats."""
 
+_COMPARED = "league.py --env podium/ConnectFour --compare --env-options openings=0 --games 200"
+"""Games begin with the empty board, which plain self-play comes to open in few ways."""
+
 ROWS = (
     Row("ppo", "podium/TicTacToe", "tic-tac-toe", every_line, "lines_lost", "0"),
     Row("alphazero", "podium/TicTacToe", "tic-tac-toe", every_line, "lines_lost", "0"),
     Row("muzero", "podium/TicTacToe", "tic-tac-toe", every_line, "lines_lost", "none"),
     Row("ppo", "podium/Kuhn", "kuhn", exploited, "exploitability", "at most 0.06; uniform 0.458"),
     Row("league ppo", "podium/TicTacToe", "", None, "lines_lost", "0", script=_LEAGUE),
+    Row("league ppo", "podium/ConnectFour", "", None, "elo_above_self_play", "above 0", seeds=6, script=_COMPARED),
     Row("psro ppo", "podium/Kuhn", "", None, "exploitability", "at most 0.01", script="psro.py --env podium/Kuhn"),
     Row("ppo", "podium/Leduc", "leduc", exploited, "exploitability", "at most 0.5; uniform 2.37"),
     Row("ippo", "jaxmarl/smax-3m", "smax-3m", battles, "battles_won", "at least 0.9", seeds=2),
@@ -173,8 +177,7 @@ def _row(row: Row, flags: Flags) -> dict[str, Any]:
         command = f"python experiments/{row.script}"
     for seed in range(row.seeds):
         folder = flags.runs / row.name.replace("/", "-").replace(" ", "-") / f"seed-{seed}"
-        finished = (folder / "summary.json").exists()
-        if not finished and not flags.judge:
+        if not flags.judge and not _finished(row, folder):
             more = ["--seed", str(seed), "--run-dir", str(folder)]
             more += ["--resume"] * (folder / "config.json").exists()
             script, *given = row.script.split() or ["-m podium", *command.split()[1:], "--no-progress"]
@@ -190,6 +193,12 @@ def _row(row: Row, flags: Flags) -> dict[str, Any]:
         "bar": row.bar,
         "seeds": seeds,
     }
+
+
+def _finished(row: Row, folder: Path) -> bool:
+    """Return whether a run is trained and, by a script that judges, judged."""
+    path = folder / "summary.json"
+    return path.exists() and (row.judge is not None or row.judged in json.loads(path.read_text()))
 
 
 def _write_table(done: dict[str, Any]) -> None:

@@ -6,7 +6,8 @@
 The agent has the preset of its environment, where there is one, and `--config NAME=VALUE ...` over it. Beside what
 every run folder holds, `summary.json` says Elo and rates, and `elo.json` and `elo.png` have the table: the learner and
 its snapshots, every two of them in both seats. With `--compare` the two that were trained, and alpha-beta players in
-Connect Four, meet one another instead. Of tic-tac-toe the summary says how many lines the policy loses (`lines_lost`).
+Connect Four, meet one another instead, and `elo_above_self_play` says by how much the league's is ahead. Of tic-tac-toe
+the summary says how many lines the policy loses (`lines_lost`).
 """
 
 from __future__ import annotations
@@ -181,6 +182,8 @@ def _main(argv: Sequence[str]) -> int:
     if flags.env == TIC_TAC_TOE:
         more |= every_line(result.policy)
     found = rate(flags, asked, players)
+    if flags.compare:
+        more["elo_above_self_play"] = found["elo"]["league"] - found["elo"]["self-play"]
     path = flags.run_dir / "summary.json"
     write_json(path, {**json.loads(path.read_text()), "elo": found["elo"], **more})
     print(json.dumps(more), flush=True)

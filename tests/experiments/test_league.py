@@ -23,6 +23,8 @@ def test_the_league_is_rated(tmp_path: Path, compare: bool) -> None:
     assert summary["lines_lost"] == sum(summary[seat]["lost"] for seat in ("first", "second"))
     assert (tmp_path / "elo.png").read_bytes().startswith(b"\x89PNG")
     assert ("rate" in summary) == compare
+    if compare:
+        assert summary["elo_above_self_play"] == summary["elo"]["league"] - summary["elo"]["self-play"]
 
 
 @pytest.mark.slow
