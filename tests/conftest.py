@@ -30,30 +30,6 @@ NIGHTLY = tuple(
 )
 """Tests that are `slow`, by how their names begin."""
 
-SMOKE = (
-    "tests/test_packaging.py",
-    "tests/test_layers.py",
-    "tests/contract/test_agents.py::test_agents_keep_the_contract[ppo]",
-    "tests/contract/test_agents.py::test_agents_keep_the_contract[dqn]",
-    "tests/parity/test_parity.py::test_the_number_of_devices_changes_nothing[ppo-8]",
-    "tests/parity/test_parity.py::test_the_readable_oracle_agrees[ppo-single]",
-    *(
-        f"tests/placements/test_metrics_add_up.py::test_every_metric_adds_up_as_the_program_says[{case}]"
-        for case in (
-            "single-pure",
-            "anakin-pure",
-            "sebulba-host",
-            "central_inference-host",
-            "distributed_actors-host",
-            "parameter_server-pure",
-            "local_sgd-pure",
-            "evolution-pure",
-        )
-    ),
-    "tests/test_command.py::test_train_evaluate_replay[anakin]",
-)
-"""Tests that are `smoke`: whether podium works on another Python."""
-
 
 def _cache_folder() -> Path:
     """Return a folder of this user (cached programs are code) and these versions, for all workers of a session."""
@@ -74,11 +50,15 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most programs here run once: compiling them is what takes time. .ci/nightly compiles them as users do.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and version("jaxlib").startswith("0.10."):
-    # Loops from templates of LLVM's in place of MLIR's passes: two fifths less to compile; and each program in one
-    # piece, as all cores have tests to run: a sixth less. XLA ends the process for a flag that it does not know.
-    quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}".strip()
+if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1":
+    # Each program in one piece, as all cores have tests to run: a sixth less; and loops from templates of LLVM's in
+    # place of MLIR's passes: two fifths less. XLA ends the process for a flag that it does not know.
+    known = {
+        "--xla_cpu_parallel_codegen_split_count=1": ("0.10.", "0.11."),
+        "--xla_cpu_use_fusion_emitters=false": ("0.10.",),
+    }
+    quick = [flag for flag, versions in known.items() if version("jaxlib").startswith(versions)]
+    os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *quick]).strip()
 # Programs need not say which line of Python every operation is from.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 if "PYTEST_XDIST_WORKER" not in os.environ:  # One folder for all workers of a session, and nobody's own.
@@ -109,11 +89,9 @@ PLAYED = itertools.count(1)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what is in `NIGHTLY`, and in `SMOKE`."""
+    """Mark what is in `NIGHTLY`."""
     config.stash[COLLECTED] = [item.nodeid for item in items]
     for item in items:
-        if item.nodeid.startswith(SMOKE):
-            item.add_marker(pytest.mark.smoke)
         if item.nodeid.startswith(NIGHTLY):
             item.add_marker(pytest.mark.slow)
 
@@ -128,9 +106,9 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-@pytest.fixture(params=["nightly", "smoke"])
+@pytest.fixture
 def stale(request: pytest.FixtureRequest) -> list[str]:
-    """Return entries of a list above by which no test's name begins.
+    """Return entries of `NIGHTLY` by which no test's name begins.
 
     Of a file from which nothing was collected nothing is known: it was not asked for, or needs an extra.
     """
@@ -141,7 +119,7 @@ def stale(request: pytest.FixtureRequest) -> list[str]:
     known = lambda file: file in files or not (request.config.rootpath / file).exists()
     return [
         entry
-        for entry in {"nightly": NIGHTLY, "smoke": SMOKE}[request.param]
+        for entry in NIGHTLY
         if known(entry.partition("::")[0]) and not any(name.startswith(entry) for name in names)
     ]
 
