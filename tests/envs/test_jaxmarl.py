@@ -14,7 +14,13 @@ from podium import envs
 from podium.agents import ippo, mappo
 from podium.env import auto_reset
 
-pytest.importorskip("jaxmarl", reason='JaxMARL is an extra: pip install "podium[marl]"')
+pytestmark = pytest.mark.xdist_group("jaxmarl")  # To import it takes seconds: one process does, and not to collect.
+
+
+@pytest.fixture(autouse=True)
+def _jaxmarl() -> None:
+    pytest.importorskip("jaxmarl", reason='JaxMARL is an extra: pip install "podium[marl]"')
+
 
 SPREAD, SMAX = "jaxmarl/MPE_simple_spread_v3", "jaxmarl/smax-3m"
 STOP = 4  # Behind four moves, before the enemies that can be shot at.
