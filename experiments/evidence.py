@@ -130,6 +130,10 @@ def _blind(value: float) -> Published:
     return Published(value, "the optimum without memory")
 
 
+JAXMARL_IPPO = Published(
+    -22.0, "JaxMARL's ippo_ff_mpe.py (c793d09) and its settings, TOTAL_TIMESTEPS=3e6, three seeds here, sampled"
+)
+
 _SPREAD = "Mean return an agent over MPE's 26 steps; random play: -28.0."
 
 _SEARCHES = "Evaluations search as acting does, without noise."
@@ -219,7 +223,7 @@ ROWS: tuple[Row, ...] = (
         "evaluations before the last.",
     ),
     Row("rainbow", "Asterix-MinAtar", "asterix-minatar"),
-    Row("ippo", "jaxmarl/MPE_simple_spread_v3", "spread", remark=_SPREAD),
+    Row("ippo", "jaxmarl/MPE_simple_spread_v3", "spread", published=JAXMARL_IPPO, remark=_SPREAD),
     Row("mappo", "jaxmarl/MPE_simple_spread_v3", "spread", remark=_SPREAD),
     Row("muzero", "CartPole-v1", "cartpole", published=_optimum(500), seeds=4, remark=_SEARCHES),
     Row("muzero", "Breakout-MinAtar", "breakout-minatar", seeds=2, remark=_SEARCHES),
