@@ -134,6 +134,10 @@ JAXMARL_IPPO = Published(
     -22.0, "JaxMARL's ippo_ff_mpe.py (c793d09) and its settings, TOTAL_TIMESTEPS=3e6, three seeds here, sampled"
 )
 
+JAXMARL_MAPPO = Published(
+    -12.9, "JaxMARL's mappo_rnn_mpe.py (c793d09) and its settings, TOTAL_TIMESTEPS=3e6, one seed here, sampled"
+)
+
 _SPREAD = "Mean return an agent over MPE's 26 steps; random play: -28.0."
 
 _SEARCHES = "Evaluations search as acting does, without noise."
@@ -230,7 +234,7 @@ ROWS: tuple[Row, ...] = (
         "with one: 21.2 of five seeds after 600,000 steps, where this had 5.6 and dqn 20.6.",
     ),
     Row("ippo", "jaxmarl/MPE_simple_spread_v3", "spread", published=JAXMARL_IPPO, remark=_SPREAD),
-    Row("mappo", "jaxmarl/MPE_simple_spread_v3", "spread", remark=_SPREAD),
+    Row("mappo", "jaxmarl/MPE_simple_spread_v3", "spread", published=JAXMARL_MAPPO, remark=_SPREAD),
     Row("muzero", "CartPole-v1", "cartpole", published=_optimum(500), seeds=4, remark=_SEARCHES),
     Row("muzero", "Breakout-MinAtar", "breakout-minatar", seeds=2, remark=_SEARCHES),
     Row("apex", "CartPole-v1", "cartpole", published=_optimum(500)),
