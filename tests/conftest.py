@@ -107,6 +107,12 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture
+def nightly() -> tuple[str, ...]:
+    """Return `NIGHTLY`."""
+    return NIGHTLY
+
+
+@pytest.fixture
 def stale(request: pytest.FixtureRequest) -> list[str]:
     """Return entries of `NIGHTLY` by which no test's name begins.
 
