@@ -138,7 +138,7 @@ JAXMARL_MAPPO = Published(
     -12.9, "JaxMARL's mappo_rnn_mpe.py (c793d09) and its settings, TOTAL_TIMESTEPS=3e6, one seed here, sampled"
 )
 
-_SPREAD = "Mean return an agent over MPE's 26 steps; random play: -28.0."
+_SPREAD = "Mean return an agent over MPE's 26 steps, a third of what JaxMARL logs; random play: -28.0."
 
 _SEARCHES = "Evaluations search as acting does, without noise."
 
