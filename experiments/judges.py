@@ -131,7 +131,7 @@ ROWS = (
     Row("psro ppo", "podium/Kuhn", "", None, "exploitability", "at most 0.01", script="psro.py --env podium/Kuhn"),
     Row("ppo", "podium/Leduc", "leduc", exploited, "exploitability", "at most 0.5; uniform 2.37"),
     Row("ippo", "jaxmarl/smax-3m", "smax-3m", battles, "battles_won", "at least 0.9", seeds=2),
-    Row("alphazero", "podium/ConnectFour", "connect-four", against_alpha_beta, "won", "at least 0.85", seeds=2),
+    Row("alphazero", "podium/ConnectFour", "connect-four", against_alpha_beta, "won", "at least 0.85"),
 )
 
 
@@ -145,6 +145,8 @@ class Flags:
     """Print the names of the rows, and nothing else."""
     judge: bool = False
     """Judge again what is trained, and train nothing."""
+    seeds: tuple[int, ...] = ()
+    """Seeds of the rows to train or judge, where a row keeps what its other seeds gave; none takes all of a row's."""
     runs: Path = Path("runs/games")
     """Folder of the runs."""
 
@@ -164,18 +166,19 @@ def _main(argv: Sequence[str]) -> int:
     done = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     for row in ROWS:
         if row.name in flags.only or (not flags.only and (flags.judge or row.name not in done)):
-            done[row.name] = _row(row, flags)
+            done[row.name] = _row(row, flags, done.get(row.name, {}))
             write_json(TABLE, {name: done[name] for name in names if name in done})
             _write_table(done)
             print(json.dumps(done[row.name]), flush=True)
     return 0
 
 
-def _row(row: Row, flags: Flags) -> dict[str, Any]:
-    seeds, command = [], f"podium train --agent {row.agent} --env {row.env} --preset {row.preset}"
+def _row(row: Row, flags: Flags, known: dict[str, Any]) -> dict[str, Any]:
+    command = f"podium train --agent {row.agent} --env {row.env} --preset {row.preset}"
     if row.script:
         command = f"python experiments/{row.script}"
-    for seed in range(row.seeds):
+    seeds = [each for each in known.get("seeds", ()) if flags.seeds and each["seed"] not in flags.seeds]
+    for seed in flags.seeds or range(row.seeds):
         folder = flags.runs / row.name.replace("/", "-").replace(" ", "-") / f"seed-{seed}"
         if not flags.judge and not _finished(row, folder):
             more = ["--seed", str(seed), "--run-dir", str(folder)]
@@ -186,6 +189,7 @@ def _row(row: Row, flags: Flags) -> dict[str, Any]:
         summary = json.loads((folder / "summary.json").read_text())
         judged = {row.judged: summary[row.judged]} if row.judge is None else row.judge(podium.load(folder))
         seeds.append({"seed": seed, "steps": summary["env_steps"], "seconds": summary["wall_seconds"], **judged})
+    seeds.sort(key=lambda each: each["seed"])
     return {
         "command": command,
         "judge": row.script.split()[0] if row.judge is None else row.judge.__name__,

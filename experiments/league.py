@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 from judges import every_line
 
 import podium
@@ -121,16 +120,6 @@ def train(flags: Flags, asked: Plan, agent: Agent, folder: Path) -> podium.Resul
     )
 
 
-def snapshots(result: podium.Result) -> dict[str, podium.Policy]:
-    """Return the learner of a league and its snapshots, newest first, by name."""
-    state, learner, found = result.state, result.policy, {"learner": result.policy}
-    for number in sorted((n for n in state.number.tolist() if n >= 0), reverse=True):
-        place = state.number.tolist().index(number)
-        params = jax.tree.map(lambda x: x[place], state.pool)  # noqa: B023
-        found[f"snapshot {number}"] = dataclasses.replace(learner, params=params)
-    return found
-
-
 def rate(flags: Flags, asked: Plan, players: Mapping[str, Any]) -> dict[str, Any]:
     """Let every two meet, write the table and its picture, and return it."""
     env = envs.make_pure(flags.env, **asked.env_options)
@@ -178,7 +167,7 @@ def _main(argv: Sequence[str]) -> int:
         rates = [each.summary["steps_per_second"] for each in (result, plain)]
         more = {"steps_per_second_of_plain": rates[1], "rate": rates[0] / rates[1]}
     else:
-        players = snapshots(result)
+        players = dict(games.snapshots(result))
     if flags.env == TIC_TAC_TOE:
         more |= every_line(result.policy)
     found = rate(flags, asked, players)

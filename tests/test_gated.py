@@ -99,6 +99,14 @@ def test_every_placement_learns_the_same(placement: str) -> None:
 
 
 @pytest.mark.slow
+def test_eight_devices_learn_the_same() -> None:
+    sizes: dict[str, Any] = {"num_envs": 32, "num_lanes": 8}
+    one, eight = (state_under(podium.Anakin(devices=n), gate(games=10), TIC_TAC_TOE, **sizes) for n in (1, 8))
+    assert one.number > 0
+    assert_same(eight, one)
+
+
+@pytest.mark.slow
 def test_alphazero_goes_through_the_gate_and_resumes(tmp_path: Path) -> None:
     pytest.importorskip("mctx", reason="needs podium[games]")
     env = envs.make("podium/TicTacToe", rules=True, openings=3)

@@ -285,6 +285,15 @@ def test_what_is_evaluated_and_loaded_is_the_agent_alone(tmp_path: Path) -> None
     assert not jax.tree.leaves(whole.policy.carry(1))
     jax.tree.map(np.testing.assert_array_equal, whole.policy.params, AGENTS["ppo"]().actor(whole.state.learner))
     assert games.every_line(envs.make("podium/TicTacToe"), whole.policy).lost >= 0
+    members = games.snapshots(whole)
+    newest = int(whole.state.number.max())
+    assert list(members)[:2] == ["learner", f"snapshot {newest}"]
+    place = whole.state.number.tolist().index(newest)
+    jax.tree.map(
+        lambda found, pool: np.testing.assert_array_equal(found, pool[place]),
+        members[f"snapshot {newest}"].params,
+        whole.state.pool,
+    )
     loaded = podium.load(tmp_path / "halves", agent=in_league(), env=TIC_TAC_TOE)
     jax.tree.map(np.testing.assert_array_equal, whole.policy.params, loaded.params)
     assert 0 <= whole.metrics[-1]["win_rate"] <= 1
@@ -325,6 +334,7 @@ def _build(agent: Agent, env: Env = KUHN, num_envs: int = 8) -> None:
         (lambda: _build(in_league(size=4), num_envs=12), "num_envs=12 is not divisible by 8: .* use 8 or 16"),
         (lambda: _build(in_league(self_play=0.1)), "self_play=0.1 of num_envs=8 .* use 0, or 0.25"),
         (lambda: podium.league(ppo.make(ppo.Config(normalize_reward=True))), "normalize_reward=True"),
+        (lambda: games.snapshots(podium.Result((), [], {}, None, None)), "are no league's of one seed"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Any, words: str) -> None:

@@ -23,7 +23,6 @@ from podium.types import Array, ArraySpec, EnvSpec, Key, Trajectory
 OBS = {"state": ArraySpec((2,)), "privileged_state": ArraySpec((3,))}
 SPEC = EnvSpec("seen in part", OBS, ArraySpec((2,), low=-1.0, high=1.0))
 PARTS = {"actor_obs": "state", "critic_obs": "privileged_state"}
-QUICK = {"xla_backend_optimization_level": 0}
 REPLAY: dict[str, Any] = {
     "batch_size": 16,
     "buffer_capacity": 256,
@@ -77,9 +76,9 @@ def test_the_policy_sees_its_part_alone_and_the_critic_its_own(name: str) -> Non
     def action(obs: dict[str, Array]) -> Array:
         return agent.act(keys, params, (), obs, first, False).action.sum()
 
-    slopes = jax.jit(jax.grad(action), compiler_options=QUICK)(observed(0, 5))
+    slopes = jax.jit(jax.grad(action))(observed(0, 5))
     assert float(jnp.abs(slopes["privileged_state"]).max()) == 0.0 < float(jnp.abs(slopes["state"]).max())
-    iteration = jax.jit(functools.partial(learnt, agent), compiler_options=QUICK)
+    iteration = jax.jit(functools.partial(learnt, agent))
     (one, before, _), (other, after, _) = (iteration(state, jnp.float32(shift)) for shift in (0.0, 3.0))
     np.testing.assert_array_equal(before, after)
     # Both learn of it through the critic, whose weights are as many as its part is wide.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from typing import Any
 
@@ -18,7 +17,6 @@ from podium.networks import actor_critic, q_network
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec
 
 T, B = 3, 8
-QUICK = {"xla_backend_optimization_level": 0}
 
 
 def frames(*batch: int, size: int = 36, channels: int = 2) -> np.ndarray:
@@ -59,7 +57,7 @@ def test_convolution_and_its_gradients_are_those_of_lax(shape: tuple[int, ...]) 
             y, pull = jax.vjp(lambda x, kernel: convolve(x, kernel, stride, padding), x, kernel)
             return y, pull(jnp.sin(weight * y))
 
-        return jax.jit(compute, compiler_options=QUICK)(x, kernel)
+        return jax.jit(compute)(x, kernel)
 
     assert_close(both(vision.convolve), both(vision.lax_convolve))
 
@@ -108,14 +106,14 @@ def test_torsos_are_the_same_however_they_are_lowered(
     name: str, size: int, features: int, norm: bool, monkeypatch: Any
 ) -> None:
     module, x = vision.CONVOLUTIONS[name](layer_norm=norm), frames(2, size=size)
-    params = jax.jit(module.init, compiler_options=QUICK)(jax.random.key(0), x[:1])
+    params = jax.jit(module.init)(jax.random.key(0), x[:1])
 
     def both() -> Any:
         def total(params: Any) -> Any:
             y = module.apply(params, x)
             return jnp.sum(jnp.square(y)), y
 
-        return jax.jit(jax.grad(total, has_aux=True), compiler_options=QUICK)(params)
+        return jax.jit(jax.grad(total, has_aux=True))(params)
 
     gradient, output = both()
     assert output.shape == (2, features)
@@ -158,7 +156,7 @@ def test_unroll_is_repeated_apply(memory: str) -> None:
     params = network.init(jax.random.key(0), frame_spec())
     obs, first = frames(T, B), np.random.default_rng(1).random((T, B)) < 0.3
 
-    @functools.partial(jax.jit, compiler_options=QUICK)
+    @jax.jit
     def compute(params: Any) -> Any:
         state, values = network.carry(B), []
         for t in range(T):
@@ -180,7 +178,7 @@ def test_bfloat16_computes_in_it_and_keeps_parameters_and_heads_in_float32() -> 
     other = jax.eval_shape(lambda: networks[1].init(jax.random.key(0), frame_spec()))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), params) == jax.tree.map(lambda x: (x.shape, x.dtype), other)
     obs, first = frames(B), np.zeros(B, bool)
-    exact, rough = (jax.jit(n.unroll, compiler_options=QUICK)(params, (), obs, first) for n in networks)
+    exact, rough = (jax.jit(n.unroll)(params, (), obs, first) for n in networks)
     assert rough.dtype == jnp.float32
     assert_close(rough, exact, 0.05)
     assert (rough != exact).any()
@@ -205,7 +203,7 @@ def test_sequences_of_frames_stay_on_their_device() -> None:
     place = lambda x: jax.device_put(x, NamedSharding(mesh, PartitionSpec(None, "env")))
     obs, first = place(frames(T, 16, size=8)), place(np.zeros((T, 16), bool))
     total = lambda params, obs, first: jnp.mean(network.unroll(params, (), obs, first).value)
-    text = jax.jit(jax.grad(total)).lower(params, obs, first).compile(QUICK).as_text()
+    text = jax.jit(jax.grad(total)).lower(params, obs, first).compile().as_text()
     assert "all-reduce" in text
     assert not re.search(r"all-gather|all-to-all|collective-permute", text)
 

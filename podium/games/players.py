@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +15,7 @@ import numpy as np
 from podium import seats
 from podium.env import Env
 from podium.evaluate import Policy
+from podium.league import State
 from podium.types import Array, EnvSpec, Key, PyTree, Seen
 
 
@@ -67,6 +70,34 @@ def as_player(policy: Any, greedy: bool = True) -> Player:
     raise ValueError(
         f"policy={policy!r} takes {wants} arguments; a function that plays takes (obs) or (keys, obs), of a batch."
     )
+
+
+def snapshots(result: Any) -> dict[str, Policy]:
+    """Return who is in a league: the learner, and its snapshots as policies, by name and newest first.
+
+    Args:
+      result: a `podium.Result` of one seed of a `podium.league`.
+
+    Raises:
+      ValueError: for a result of anything else.
+
+    >>> import podium
+    >>> from podium.agents import ppo
+    >>> agent = podium.league(ppo.make(), size=2, snapshot_every=1)
+    >>> sizes = {"num_steps": 256, "num_envs": 16, "rollout_length": 8, "progress": False}
+    >>> list(snapshots(podium.train(agent, "podium/TicTacToe", **sizes)))
+    ['learner', 'snapshot 2', 'snapshot 1']
+    """
+    state, learner = result.state, result.policy
+    if not isinstance(state, State) or not isinstance(learner, Policy):
+        raise ValueError(
+            f"result.state is a {type(state).__module__}.{type(state).__name__}, result.policy a "
+            f"{type(learner).__name__}: these are no league's of one seed; train podium.league(agent, ...) with one."
+        )
+    numbers = state.number.tolist()
+    newest_first = sorted((number for number in numbers if number >= 0), reverse=True)
+    pool = {number: jax.tree.map(itemgetter(numbers.index(number)), state.pool) for number in newest_first}
+    return {"learner": learner} | {f"snapshot {n}": replace(learner, params=params) for n, params in pool.items()}
 
 
 def _num_arguments(function: Callable) -> int:

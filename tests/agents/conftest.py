@@ -19,7 +19,6 @@ from podium.rollout import begin, rollout
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, Trajectory
 
 T, B = 6, 8
-QUICK = {"xla_backend_optimization_level": 0}  # Each program runs once or twice: compiling is the cost.
 
 
 def collect(agent: Agent, params: Any, spec: EnvSpec, seed: int = 0) -> Trajectory:
@@ -33,7 +32,7 @@ def collect(agent: Agent, params: Any, spec: EnvSpec, seed: int = 0) -> Trajecto
     # What is reached is what is acted on next, but behind an end.
     next_obs = np.where(last.reshape(*last.shape, *(1,) * len(spec.obs.shape)), obs[1][1:], obs[0][1:])
     first = np.concatenate([rng.random((1, B)) < 0.5, last[:-1]])
-    act = jax.jit(agent.act, static_argnums=5, compiler_options=QUICK)
+    act = jax.jit(agent.act, static_argnums=5)
     carry = start = jax.tree.map(lambda m: m + 0.3, agent.carry(spec, B))
     outputs = []
     for t in range(T):
@@ -80,7 +79,6 @@ def values_on_paper() -> Callable[[Agent, str, int], None]:
         length, env = 5 if name == "probe_truncation" else 3, getattr(testing, name)()
         sizes = {"num_envs": 4, "rollout_length": length, "num_lanes": 1, "max_updates": num_updates}
         program = Anakin(devices=1).build(agent, env, **sizes)
-        program.loop.compile(QUICK)
         state, metrics = program.chunk(program.init(0), num_updates)
         assert metrics["finite"].all()
         # Values along an episode, as the agent sees it while it acts.
@@ -88,7 +86,7 @@ def values_on_paper() -> Callable[[Agent, str, int], None]:
         start = begin(jax.random.key(0), env, jnp.arange(1), agent.carry(env.spec, 1))
         params = agent.actor(program.agent_state(state))
         play = lambda start: rollout(jax.random.key(0), agent, env, params, start, length, jnp.int32(0))
-        values = np.asarray(jax.jit(play, compiler_options=QUICK)(start)[1].extras.value)[:, 0]
+        values = np.asarray(jax.jit(play)(start)[1].extras.value)[:, 0]
         np.testing.assert_allclose(values, np.broadcast_to(expected, values.shape), rtol=0.06)
 
     return check

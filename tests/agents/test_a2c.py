@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -15,7 +14,6 @@ from podium.agents import a2c, ppo
 from podium.learn import learn
 
 SMALL: dict[str, Any] = {"hidden_sizes": (8,), "memory_size": 5, "gamma": 0.9}
-QUICK = {"xla_backend_optimization_level": 0}
 
 
 def make(**fields: Any) -> Agent:
@@ -39,7 +37,7 @@ def test_ppo_of_one_epoch_and_minibatch_takes_the_same_step(memory: str, experie
     def step(agent: Agent) -> Any:
         state = agent.init(jax.random.key(0), spec)
         function = lambda state: learn(jax.random.key(1), agent, state, (), trajectory, 4)
-        return jax.jit(function, compiler_options=QUICK)(state)
+        return jax.jit(function)(state)
 
     found, expected = step(ours), step(theirs)
     assert_close(found.state.params, expected.state.params)
@@ -57,7 +55,7 @@ def test_rows_that_are_none_change_nothing(experience: Any, spec: Any, masked: A
     none = ~trajectory.valid
     assert none.any()
 
-    @functools.partial(jax.jit, compiler_options=QUICK)
+    @jax.jit
     def gradient(trajectory: Any) -> Any:
         flat = lambda x: x.reshape(-1, *x.shape[2:])
         batch = jax.tree.map(flat, agent.plan(jax.random.key(0), state, trajectory).data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -15,7 +14,6 @@ from podium.agents import a2c, impala
 from podium.networks import actor_critic
 
 SMALL: dict[str, Any] = {"hidden_sizes": (8,), "memory_size": 5, "gamma": 0.9}
-QUICK = {"xla_backend_optimization_level": 0}
 KEY = jax.random.key(0)
 
 
@@ -30,7 +28,7 @@ def assert_close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
 def gradient(agent: Agent, state: Any, trajectory: Any) -> Any:
     """Return gradient and metrics for the whole rollout."""
 
-    @functools.partial(jax.jit, compiler_options=QUICK)
+    @jax.jit
     def compute(state: Any, trajectory: Any) -> Any:
         plan = agent.plan(KEY, state, trajectory)
         minibatch = plan.data, plan.per_env
@@ -62,7 +60,7 @@ def test_targets_are_those_of_the_network_that_learns(memory: str, experience: A
     state.params["policy"]["bias"] = jnp.array([0.5, -0.5, 0.0])
     trajectory = experience(agent, acted.params, spec)
     network = actor_critic((8,), "tanh", memory, 5)
-    unroll = jax.jit(network.unroll, compiler_options=QUICK)
+    unroll = jax.jit(network.unroll)
     output = unroll(state.params, trajectory.carry, trajectory.obs, trajectory.first)
     t = jax.device_get(trajectory)
     num_steps, num_envs = t.reward.shape

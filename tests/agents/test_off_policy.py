@@ -26,7 +26,6 @@ from podium.types import ArraySpec, DiscreteSpec, EnvSpec, Trajectory
 BOTH = pytest.mark.parametrize("module", [sac, td3], ids=["sac", "td3"])
 SPEC = EnvSpec("test", ArraySpec((3,)), ArraySpec((2,), low=[-2.0, 0.0], high=[2.0, 1.0]))
 SMALL: dict[str, Any] = {"batch_size": 16, "buffer_capacity": 256, "min_replay_size": 32, "hidden_sizes": (8,)}
-QUICK = {"xla_backend_optimization_level": 0}
 
 REFUSED: list[tuple[str, object]] = [
     ("learning_rate", 0.0),
@@ -114,7 +113,7 @@ def test_actions_are_uniform_within_bounds_until_the_warm_up_is_over_and_then_th
     agent = module.make(module.Config(warmup_steps=16, **SMALL))
     state = agent.init(jax.random.key(0), SPEC)
     keys, obs, first = jax.random.split(jax.random.key(1), 4000), jnp.ones((4000, 3)), jnp.zeros(4000, bool)
-    act = jax.jit(agent.act, static_argnums=5, compiler_options=QUICK)
+    act = jax.jit(agent.act, static_argnums=5)
     low, high = np.array([-2.0, 0.0]), np.array([2.0, 1.0])
     for steps in (0, 8, 16, 24):
         params = agent.actor(state)
@@ -135,8 +134,8 @@ def test_policy_steps_are_delayed_exactly(module: Any, delay: int) -> None:
     state = agent.init(jax.random.key(0), SPEC)
     rows = trajectory(1, 16)
     batch = Batch(rows.obs[0], rows.action[0], rows.reward[0], jnp.full(16, 0.9), rows.next_obs[0])
-    step = jax.jit(lambda key, state: agent.apply(state, agent.grad(key, state, batch)[0]), compiler_options=QUICK)
-    grad = jax.jit(agent.grad, compiler_options=QUICK)
+    step = jax.jit(lambda key, state: agent.apply(state, agent.grad(key, state, batch)[0]))
+    grad = jax.jit(agent.grad)
     same = lambda a, b: all(jax.tree.leaves(jax.tree.map(lambda x, y: bool((x == y).all()), a, b)))
     for count in range(1, 7):
         grads, _ = grad(jax.random.key(count), state, batch)
@@ -166,7 +165,7 @@ def test_a_gradient_that_comes_late_steps_what_it_was_taken_for(module: Any) -> 
     state = agent.init(jax.random.key(0), SPEC)._replace(updates=jnp.int32(1))
     rows = trajectory(1, 16)
     batch = Batch(rows.obs[0], rows.action[0], rows.reward[0], jnp.full(16, 0.9), rows.next_obs[0])
-    grads, _ = jax.jit(agent.grad, compiler_options=QUICK)(jax.random.key(0), state, batch)
+    grads, _ = jax.jit(agent.grad)(jax.random.key(0), state, batch)
     late = agent.apply(state._replace(updates=jnp.int32(2)), grads)
     assert float(grads.due) == 1.0
     assert not np.array_equal(late.params.policy["mean"]["kernel"], state.params.policy["mean"]["kernel"])
@@ -180,7 +179,7 @@ def test_rows_that_are_none_change_no_gradient(module: Any) -> None:
     weight = jnp.ones(16).at[5:].set(0.0)
     batch = Batch(rows.obs[0], rows.action[0], rows.reward[0], jnp.full(16, 0.9), rows.next_obs[0], weight)
     other = batch._replace(reward=batch.reward.at[5:].add(7.0), obs=batch.obs.at[5:].add(1.0))
-    grad = jax.jit(agent.grad, compiler_options=QUICK)
+    grad = jax.jit(agent.grad)
     one, two = (grad(jax.random.key(0), state, rows) for rows in (batch, other))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, two)
 
@@ -240,7 +239,6 @@ def test_values_on_paper(algorithm: str, end: str, n_step: int) -> None:
     agent: Agent = module.make(config)
     env = getattr(testing, f"probe_{end}")(continuous=True)
     program = Anakin(devices=1).build(agent, env, num_envs=4, rollout_length=3, num_lanes=1, max_updates=150)
-    program.loop.compile(QUICK)
     state, metrics = program.chunk(program.init(0), 150)
     assert metrics["finite"].all()
     params = program.agent_state(state).params

@@ -71,18 +71,14 @@ class Run:
             carry, past = agent.carry(env.spec, B), fresh_past(agent, B)
             return agent.init(key, env.spec), begin(key, env, jnp.arange(B), carry, past)
 
-        # Each runs once or twice: compiling is the cost.
-        compiled = lambda f: jax.jit(f, compiler_options={"xla_backend_optimization_level": 0})
-        collect, key = compiled(collect), jax.random.key(0)
-        self.start, where = compiled(reset)(key)
+        collect, key = jax.jit(collect), jax.random.key(0)
+        self.start, where = jax.jit(reset)(key)
         where, self.first = collect(key, self.start, where)
-        learned = compiled(lambda key, state, first: learn(key, agent, state, (), first, 4))(
-            key, self.start, self.first
-        )
+        learned = jax.jit(lambda key, state, first: learn(key, agent, state, (), first, 4))(key, self.start, self.first)
         self.state, self.metrics = learned.state, learned.metrics
         _, self.second = collect(jax.random.fold_in(key, 1), self.state, where)
-        self.plan = compiled(agent.plan)
-        self.gradient = compiled(functools.partial(first_gradient, agent))(self.state, self.second)
+        self.plan = jax.jit(agent.plan)
+        self.gradient = jax.jit(functools.partial(first_gradient, agent))(self.state, self.second)
 
 
 run = functools.cache(Run)

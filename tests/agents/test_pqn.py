@@ -17,7 +17,6 @@ from podium.networks import q_network
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec
 
 SMALL: dict[str, Any] = {"hidden_sizes": (8,), "memory_size": 5, "gamma": 0.9, "num_epochs": 1, "num_minibatches": 1}
-QUICK = {"xla_backend_optimization_level": 0}
 KEY = jax.random.key(0)
 
 
@@ -26,13 +25,13 @@ def make(**fields: Any) -> Agent:
 
 
 def planned(agent: Agent, state: Any, trajectory: Any) -> Any:
-    return jax.jit(functools.partial(agent.plan, KEY), compiler_options=QUICK)(state, trajectory)
+    return jax.jit(functools.partial(agent.plan, KEY))(state, trajectory)
 
 
 def gradient(agent: Agent, state: Any, trajectory: Any) -> Any:
     """Return gradient and metrics for the whole rollout."""
 
-    @functools.partial(jax.jit, compiler_options=QUICK)
+    @jax.jit
     def compute(state: Any, trajectory: Any) -> Any:
         plan = agent.plan(KEY, state, trajectory)
         minibatch = plan.data, plan.per_env
@@ -67,7 +66,7 @@ def test_targets_are_a_loop_of_the_values_that_acting_saw_and_of_true_last_obser
     t = jax.device_get(experience(agent, agent.actor(state), spec))
     num_steps, num_envs = t.reward.shape
     network = q_network((8,), memory=memory, memory_size=5, layer_norm=True)
-    unroll = jax.jit(network.unroll, compiler_options=QUICK)
+    unroll = jax.jit(network.unroll)
     acted = np.asarray(unroll(state.params, t.carry, t.obs, t.first)).max(-1)
     np.testing.assert_allclose(acted, t.extras.value, rtol=1e-4, atol=1e-5)
     # Every observation reached, with the memory that acting left, and no episode begun.
@@ -110,7 +109,7 @@ def test_the_gradient_is_that_of_the_loss_and_rows_that_are_none_have_no_part_in
         chosen = jnp.take_along_axis(value, trajectory.action[..., None], -1)[..., 0]
         return jnp.sum(jnp.where(none, 0.0, 0.5 * (chosen - target) ** 2)) / jnp.sum(~none)
 
-    total, expected = jax.jit(jax.value_and_grad(loss), compiler_options=QUICK)(state.params)
+    total, expected = jax.jit(jax.value_and_grad(loss))(state.params)
     np.testing.assert_allclose(metrics["loss"], total, rtol=1e-4)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4), found, expected)
 

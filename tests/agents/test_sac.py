@@ -19,7 +19,6 @@ from podium.types import ArraySpec, EnvSpec
 
 SPEC = EnvSpec("test", ArraySpec((3,)), ArraySpec((2,), low=[-2.0, 0.0], high=[2.0, 1.0]))
 SMALL: dict[str, Any] = {"batch_size": 16, "buffer_capacity": 256, "min_replay_size": 32, "hidden_sizes": (8,)}
-QUICK = {"xla_backend_optimization_level": 0}
 
 
 def batch(size: int = 16, discount: float = 0.9) -> Batch:
@@ -58,7 +57,7 @@ def test_gradients_are_those_of_the_losses_written_out() -> None:
     agent = sac.make(config)
     state, rows, key = agent.init(jax.random.key(0), SPEC), batch(), jax.random.key(3)
     state = state._replace(target_critic=jax.tree.map(lambda x: 0.5 * x, state.target_critic))
-    grads, aux = jax.jit(agent.grad, compiler_options=QUICK)(key, state, rows)
+    grads, aux = jax.jit(agent.grad)(key, state, rows)
     noise, next_noise = np.asarray(jax.random.normal(key, (2, 16, 2)))
 
     def dense(x: np.ndarray, layer: Any) -> np.ndarray:
@@ -111,7 +110,7 @@ def test_actions_count_in_the_bounds_units_of_no_environment() -> None:
     """An environment whose actions are a thousand times as large has the same gradients."""
     agent, rows, key = sac.make(sac.Config(**SMALL)), batch(), jax.random.key(0)
     wide = EnvSpec("wide", SPEC.obs, ArraySpec((2,), low=[-2000.0, 0.0], high=[2000.0, 1000.0]))
-    grad = jax.jit(agent.grad, compiler_options=QUICK)
+    grad = jax.jit(agent.grad)
     one = grad(key, agent.init(jax.random.key(1), SPEC), rows)
     other = grad(key, agent.init(jax.random.key(1), wide), rows._replace(action=1000 * rows.action))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), one, other)

@@ -16,7 +16,6 @@ from podium.ops.distributions import DiagGaussian, TanhNormal
 from podium.placement.anakin import Anakin
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec
 
-QUICK = {"xla_backend_optimization_level": 0}
 SPEC = EnvSpec("test", ArraySpec((3,)), ArraySpec((2,), low=[-2.0, 0.0], high=[2.0, 1.0]))
 ALL = pytest.mark.parametrize(
     ("module", "fields"),
@@ -45,7 +44,7 @@ def test_actions_lie_within_bounds_and_learning_sees_what_was_drawn(
     raw = drawn(trajectory)
     expected = np.array([0.0, 0.5]) + np.tanh(raw) * np.array([2.0, 0.5])
     np.testing.assert_allclose(trajectory.action, expected, atol=1e-6)
-    plan = jax.jit(agent.plan, compiler_options=QUICK)(jax.random.key(0), state, trajectory)
+    plan = jax.jit(agent.plan)(jax.random.key(0), state, trajectory)
     np.testing.assert_array_equal(plan.data.action, raw)
 
 
@@ -58,7 +57,7 @@ def test_at_the_bounds_themselves_nothing_is_lost(module: Any, fields: dict[str,
     params["policy"]["bias"] = jnp.array([30.0, -30.0])
     program = lambda keys: agent.act(keys, agent.actor(state._replace(params=params)), agent.carry(SPEC, 4), *rest)
     rest = jnp.ones((4, 3)), jnp.zeros(4, bool), False
-    output = jax.jit(program, compiler_options=QUICK)(jax.random.split(jax.random.key(1), 4))
+    output = jax.jit(program)(jax.random.split(jax.random.key(1), 4))
     np.testing.assert_allclose(output.action, np.tile([2.0, 0.0], (4, 1)))
     policy = TanhNormal(jnp.array([30.0, -30.0]), jnp.zeros(2))
     assert np.isfinite(output.extras.log_prob).all()
@@ -70,7 +69,6 @@ def test_at_the_bounds_themselves_nothing_is_lost(module: Any, fields: dict[str,
 def test_bounds_are_nobodys_to_learn(module: Any, fields: dict[str, Any]) -> None:
     agent, env = make(module, **fields), podium.envs.make("Pendulum-v1")
     program = Anakin(1).build(agent, env, num_envs=4, rollout_length=4, max_updates=5)
-    program.loop.compile(QUICK)
     state, metrics = program.chunk(program.init(0), 5)
     policy = program.agent_state(state).params["policy"]
     np.testing.assert_array_equal([policy["bounds"].low, policy["bounds"].high], [[-2.0], [2.0]])

@@ -19,7 +19,6 @@ from podium.types import ArraySpec, EnvSpec
 
 SPEC = EnvSpec("test", ArraySpec((3,)), ArraySpec((2,), low=[-2.0, 0.0], high=[2.0, 1.0]))
 SMALL: dict[str, Any] = {"batch_size": 16, "buffer_capacity": 256, "min_replay_size": 32, "hidden_sizes": (8,)}
-QUICK = {"xla_backend_optimization_level": 0}
 
 
 def test_target_noise_is_clipped_and_so_is_the_action() -> None:
@@ -42,7 +41,7 @@ def test_gradients_are_those_of_the_losses_written_out() -> None:
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
     unit = jnp.tanh(draw(16, 2))
     rows = Batch(draw(16, 3), Bounds.of(SPEC, "", "").to_env(unit), draw(16), jnp.full(16, 0.9), draw(16, 3))
-    grads, aux = jax.jit(agent.grad, compiler_options=QUICK)(key, state, rows)
+    grads, aux = jax.jit(agent.grad)(key, state, rows)
 
     first = jnp.zeros(16, bool)
     pi = lambda params, obs: deterministic_policy((8,)).unroll(params, (), obs, first)
@@ -68,7 +67,7 @@ def test_exploration_is_normal_noise_clipped_to_the_bounds() -> None:
     agent = td3.make(td3.Config(warmup_steps=0, exploration_noise=0.1, **SMALL))
     params = agent.actor(agent.init(jax.random.key(0), SPEC))
     keys, obs, first = jax.random.split(jax.random.key(1), 4000), jnp.ones((4000, 3)), jnp.zeros(4000, bool)
-    act = jax.jit(agent.act, static_argnums=5, compiler_options=QUICK)
+    act = jax.jit(agent.act, static_argnums=5)
     played, greedy = (np.asarray(act(keys, params, (), obs, first, greedy).action) for greedy in (False, True))
     # A tenth of half the range: 0.2 of 4 units, 0.05 of 1.
     np.testing.assert_allclose((played - greedy).std(0), [0.2, 0.05], rtol=0.05)

@@ -102,7 +102,7 @@ def test_sharded_rollout_equals_single_device(name):
 
     mesh = jax.make_mesh((num_devices,), ("env",), axis_types=(AxisType.Auto,))
     keys = jax.random.split(jax.random.key(0), 2 * num_devices)
-    run = jax.jit(jax.vmap(rollout), compiler_options={"xla_backend_optimization_level": 0})
+    run = jax.jit(jax.vmap(rollout))
     single = run(keys)
     sharded = run(jax.device_put(keys, NamedSharding(mesh, PartitionSpec("env"))))
     assert len(sharded[1].reward.devices()) == num_devices

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +146,7 @@ def test_what_is_perturbed_is_what_greedy_actions_depend_on(name: str) -> None:
     random, act_keys = np.random.default_rng(0), jax.random.split(jax.random.key(2), number)
     obs = random.normal(size=(3, number, *shape)).astype(np.float32)
 
-    @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    @jax.jit
     def actions(*leaves: Any) -> Any:
         params, carry = agent.actor(jax.tree.unflatten(tree, leaves)), agent.carry(spec, number)
         taken = []
