@@ -3,8 +3,9 @@
     python experiments/suites.py                          # all of them, about half an hour
     python experiments/suites.py mjx/ brax/ant --check    # some, put to podium.testing.check_env too
 
-Each is stepped with random actions and reset automatically, 64 side by side in one `jax.lax.scan`. Compile times and
-rates are per second of CPU time, all threads together, so that other work on the machine hardly shows.
+Each is stepped with random legal actions and reset automatically, 64 side by side in one `jax.lax.scan`; a step is one
+of all agents. Compile times and rates are per second of CPU time, all threads together, so that other work on the
+machine hardly shows.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from typing import Annotated, Any
 import jax
 import tyro
 
-from podium import envs, testing
+from podium import envs, games, testing
 from podium.commands.console import guard, read_flags
 from podium.env import Env, auto_reset
+from podium.seen import legal_of
 from podium.types import ArraySpec, DiscreteSpec
 
-PREFIXES = ("brax/", "mjx/", "craftax/", "xminigrid/", "jumanji/", "pgx/")
+PREFIXES = ("brax/", "mjx/", "craftax/", "xminigrid/", "jumanji/", "pgx/", "jaxmarl/")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,14 +88,18 @@ def speed(env: Env, flags: Flags) -> tuple[float, float]:
     began = time.process_time()
     env = auto_reset(env)
 
-    def step(states: Any, key: Any) -> Any:
-        action_key, step_key = jax.random.split(key)
-        actions = jax.vmap(env.spec.action.sample)(jax.random.split(action_key, flags.num_envs))
-        states, timestep = jax.vmap(env.step)(jax.random.split(step_key, flags.num_envs), states, actions)
-        return states, timestep.reward
+    def draw(keys: Any, obs: Any) -> Any:
+        return jax.vmap(env.spec.action.sample)(keys) if legal_of(obs) is None else games.uniform(keys, obs)
+
+    def step(before: Any, key: Any) -> Any:
+        states, obs = before
+        action_keys, step_keys = (jax.random.split(each, flags.num_envs) for each in jax.random.split(key))
+        states, timestep = jax.vmap(env.step)(step_keys, states, draw(action_keys, obs))
+        return (states, timestep.obs), timestep.reward
 
     play = jax.jit(lambda states, key: jax.lax.scan(step, states, jax.random.split(key, flags.steps)))
-    states, _ = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), flags.num_envs))
+    states, timestep = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), flags.num_envs))
+    states = states, timestep.obs
     compiled = play.lower(states, jax.random.key(1)).compile()
     jax.block_until_ready(states)
     compile_seconds = time.process_time() - began
@@ -106,7 +112,7 @@ def speed(env: Env, flags: Flags) -> tuple[float, float]:
 
 def _describe(spec: Any) -> str:
     if isinstance(spec, DiscreteSpec):
-        return f"{spec.num_values} discrete"
+        return "x".join(map(str, (*spec.shape, spec.num_values))) + " discrete"
     if isinstance(spec, ArraySpec):
         return "x".join(map(str, spec.shape)) or "1"
     return f"{len(spec)} arrays, {sum(math.prod(leaf.shape) for leaf in _leaves(spec))} numbers"
