@@ -58,6 +58,15 @@ def test_every_placement_learns_the_same(placement: str, name: str) -> None:
     assert_same(found, by_one_device(name))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mappo", "ippo-gru", "dqn"])
+def test_eight_devices_learn_the_same(name: str) -> None:
+    sizes: dict[str, Any] = {"num_envs": 16, "num_lanes": 8}
+    env = team(3, dies=True)
+    one, eight = (state_under(podium.Anakin(devices=n), AGENTS[name](), env, **sizes) for n in (1, 8))
+    assert_same(eight, one)
+
+
 def test_what_happens_to_one_is_its_own() -> None:
     """Observation, action, reward, memory and value of agent n stay together, in the order of the environment's."""
     env, agent = auto_reset(team(3)), AGENTS["ippo-gru"]()

@@ -107,6 +107,14 @@ def test_every_placement_learns_the_same(placement: str, name: str) -> None:
         assert_same(state_under(PLACEMENTS[placement], agent, on_host(env)), by_one_device(name))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo-gru", "impala", "dqn-3-step"])
+def test_eight_devices_learn_the_same(name: str) -> None:
+    sizes: dict[str, Any] = {"num_envs": 16, "num_lanes": 8}
+    one, eight = (state_under(podium.Anakin(devices=n), AGENTS[name](), probe_game(3), **sizes) for n in (1, 8))
+    assert_same(eight, one)
+
+
 def test_evolution_and_populations_play_it() -> None:
     env = probe_game(2)
     state_under(podium.Evolution(devices=1), AGENTS["ppo"](), env, updates=2)
