@@ -244,9 +244,15 @@ def _main(argv: Sequence[str]) -> int:
         print(json.dumps(compare(rows[name], here, others[0]) if others else {"row": name, **here}), flush=True)
         results[name] = here
         write_json(flags.results, results)
+        _write_tables(flags, results)
+    _write_tables(flags, results)
+    return 0
+
+
+def _write_tables(flags: Flags, results: dict[str, Any]) -> None:
+    """Write the tables into their pages, of which a row that is stopped would else be missing."""
     tables.write_between(flags.page, BEGIN, END, table(results))
     tables.write_between(flags.front, BEGIN, END, table(results, front=True))
-    return 0
 
 
 if __name__ == "__main__":
