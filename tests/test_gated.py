@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 
 import podium
-from everywhere import ONE_DEVICE, PLACEMENTS, all_but, assert_same, state_under
+from everywhere import (
+    ONE_DEVICE,
+    PLACEMENTS,
+    all_but,
+    assert_eight_devices_learn_the_same,
+    assert_same,
+    state_under,
+)
 from podium import envs
 from podium.agent import Agent, fresh_carry
 from podium.agents import alphazero, ppo
@@ -100,10 +107,8 @@ def test_every_placement_learns_the_same(placement: str) -> None:
 
 @pytest.mark.slow
 def test_eight_devices_learn_the_same() -> None:
-    sizes: dict[str, Any] = {"num_envs": 32, "num_lanes": 8}
-    one, eight = (state_under(podium.Anakin(devices=n), gate(games=10), TIC_TAC_TOE, **sizes) for n in (1, 8))
-    assert one.number > 0
-    assert_same(eight, one)
+    state = assert_eight_devices_learn_the_same(gate(games=10), TIC_TAC_TOE, num_envs=32)
+    assert state.number > 0
 
 
 @pytest.mark.slow

@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 
 import podium
-from everywhere import ONE_DEVICE, PLACEMENTS, PLAY_ON_HOST, all_but, assert_same, state_under
+from everywhere import (
+    ONE_DEVICE,
+    PLACEMENTS,
+    PLAY_ON_HOST,
+    all_but,
+    assert_eight_devices_learn_the_same,
+    assert_same,
+    state_under,
+)
 from podium import envs, games
 from podium.agent import Agent, fresh_carry
 from podium.agents import a2c, dqn, impala, ppo
@@ -266,10 +274,7 @@ def test_every_placement_learns_the_same(placement: str, name: str) -> None:
 
 @pytest.mark.slow
 def test_eight_devices_learn_the_same() -> None:
-    agent = in_league(size=4, matchmaking="variance")
-    sizes: dict[str, Any] = {"updates": 5, "num_envs": 32, "num_lanes": 8}
-    one, eight = (state_under(podium.Anakin(devices=n), agent, TIC_TAC_TOE, **sizes) for n in (1, 8))
-    assert_same(eight, one)
+    assert_eight_devices_learn_the_same(in_league(size=4, matchmaking="variance"), TIC_TAC_TOE, num_envs=32, updates=5)
 
 
 @pytest.mark.slow

@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 import podium
-from everywhere import ONE_DEVICE, PLACEMENTS, all_but, assert_same, state_under
+from everywhere import (
+    ONE_DEVICE,
+    PLACEMENTS,
+    all_but,
+    assert_eight_devices_learn_the_same,
+    assert_same,
+    state_under,
+)
 from podium import testing
 from podium.agents import dqn, ippo, mappo, ppo, pqn
 from podium.env import Env, auto_reset
@@ -61,10 +68,7 @@ def test_every_placement_learns_the_same(placement: str, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mappo", "ippo-gru", "dqn"])
 def test_eight_devices_learn_the_same(name: str) -> None:
-    sizes: dict[str, Any] = {"num_envs": 16, "num_lanes": 8}
-    env = team(3, dies=True)
-    one, eight = (state_under(podium.Anakin(devices=n), AGENTS[name](), env, **sizes) for n in (1, 8))
-    assert_same(eight, one)
+    assert_eight_devices_learn_the_same(AGENTS[name](), team(3, dies=True))
 
 
 def test_what_happens_to_one_is_its_own() -> None:

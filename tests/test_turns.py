@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 import podium
-from everywhere import ONE_DEVICE, PLACEMENTS, PLAY_ON_HOST, all_but, assert_same, state_under
+from everywhere import (
+    ONE_DEVICE,
+    PLACEMENTS,
+    PLAY_ON_HOST,
+    all_but,
+    assert_eight_devices_learn_the_same,
+    assert_same,
+    state_under,
+)
 from podium import replay
 from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow
 from podium.env import auto_reset
@@ -110,9 +118,7 @@ def test_every_placement_learns_the_same(placement: str, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo-gru", "impala", "dqn-3-step"])
 def test_eight_devices_learn_the_same(name: str) -> None:
-    sizes: dict[str, Any] = {"num_envs": 16, "num_lanes": 8}
-    one, eight = (state_under(podium.Anakin(devices=n), AGENTS[name](), probe_game(3), **sizes) for n in (1, 8))
-    assert_same(eight, one)
+    assert_eight_devices_learn_the_same(AGENTS[name](), probe_game(3))
 
 
 def test_evolution_and_populations_play_it() -> None:
