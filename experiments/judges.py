@@ -115,7 +115,7 @@ def battles(policy: podium.Policy, number: int = 1_000) -> dict[str, Any]:
     return {"battles_won": won[1], "battles_won_greedy": won[0]}
 
 
-_LEAGUE = "league.py --env podium/TicTacToe --config anneal_steps=750000"
+_LEAGUE = "league.py --env podium/TicTacToe --num-steps 2000000 --config anneal_steps=1500000"
 """The rate falls over the own moves of the learner, which in half of the games plays both seats."""
 
 _COMPARED = "league.py --env podium/ConnectFour --compare --env-options openings=0 --games 200"
