@@ -118,8 +118,8 @@ def battles(policy: podium.Policy, number: int = 1_000) -> dict[str, Any]:
 _LEAGUE = "league.py --env podium/TicTacToe --num-steps 2000000 --config anneal_steps=1500000"
 """The rate falls over the own moves of the learner, which in half of the games plays both seats."""
 
-_COMPARED = "league.py --env podium/ConnectFour --compare --env-options openings=0 --games 200"
-"""Games begin with the empty board, which plain self-play comes to open in few ways."""
+_COMPARED = "league.py --env podium/ConnectFour --num-steps 6000000 --compare --env-options openings=0 --games 200"
+"""Games begin with the empty board, which plain self-play comes to open in few ways, and the more so the longer."""
 
 ROWS = (
     Row("ppo", "podium/TicTacToe", "tic-tac-toe", every_line, "lines_lost", "0"),
