@@ -239,13 +239,15 @@ def _main(argv: Sequence[str]) -> int:
     checkouts = [Path(podium.__file__).parents[1]]
     if flags.beside is not None:
         checkouts.append(flags.beside.resolve())
-    for name in () if flags.draw else flags.only or [name for name in rows if name not in results]:
+    names = () if flags.draw else flags.only or [name for name in rows if name not in results]
+    for name in names:
         here, *others = measure(rows[name], checkouts, flags.rounds)
         print(json.dumps(compare(rows[name], here, others[0]) if others else {"row": name, **here}), flush=True)
         results[name] = here
         write_json(flags.results, results)
         _write_tables(flags, results)
-    _write_tables(flags, results)
+    if not names:
+        _write_tables(flags, results)
     return 0
 
 
