@@ -222,9 +222,9 @@ ROWS: tuple[Row, ...] = (
     Row("rainbow", "CartPole-v1", "cartpole", published=_optimum(500), seeds=8),
     Row(
         *("rainbow", "Breakout-MinAtar", "breakout-minatar"),
-        remark="Above dqn's mean in each of the ten evaluations; as it acts in "
-        "training, with an epsilon of 0.05 for both, every seed is above every one of dqn's. With windows of three "
-        "steps it had come to 52.8 and, sampled, 24.0.",
+        remark="Above dqn's mean in each of the ten evaluations; as it acts in training, with an epsilon of 0.05 for "
+        "both, every seed is above every one of dqn's. With windows of three steps it had come to 52.8 and, sampled, "
+        "24.0.",
     ),
     Row(
         *("rainbow", "Asterix-MinAtar", "asterix-minatar"),
