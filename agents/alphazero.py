@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,8 +41,10 @@ from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree, Seen, Trajec
 class Config(SearchConfig, ActorCriticConfig):
     """Hyperparameters of AlphaZero."""
 
+    shared_torso: ClassVar[bool] = True
+    """(p, v) = f(s) is one network with two heads."""
     hidden_sizes: tuple[int, ...] = (128, 128)
-    """Units of each hidden layer of policy and value."""
+    """Units of each hidden layer of the torso that policy and value share."""
     activation: str = "relu"
     """Nonlinearity of hidden layers: tanh, relu, silu, gelu or elu."""
     learning_rate: float = 1e-3
@@ -84,7 +86,8 @@ def make(config: Config = Config(), model: Env | None = None, network: Network |
       config: hyperparameters.
       model: the rules: an environment whose `step` goes on from `Seen.rules`, of the same observations and actions as
         the one that is played, but for these rules.
-      network: whose output is `ActorCritic`, without memory; None builds one of `config`'s sizes.
+      network: whose output is `ActorCritic`, without memory; None builds one of `config`'s sizes,
+        one torso with two heads.
 
     Returns:
       an `Agent`. Greedy play searches too, without noise; with `num_simulations=0` it is the network's.

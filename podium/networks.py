@@ -12,7 +12,7 @@ import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -319,6 +319,7 @@ def actor_critic(
     squash: bool = False,
     actor_obs: str = "",
     critic_obs: str = "",
+    shared: bool = False,
 ) -> Network:
     """Make a policy and a value: two MLPs; or with convolutions or memory one torso, the memory, and two linear heads.
 
@@ -332,6 +333,7 @@ def actor_critic(
       squash: whether continuous actions are squashed into their bounds: the policy is a `TanhNormal`.
       actor_obs: which part of an observation, a dictionary, the policy sees; empty for all of it.
       critic_obs: which part the value sees, likewise.
+      shared: whether an MLP is one torso with two heads too.
 
     Returns:
       a `Network` whose output is `ActorCritic`.
@@ -342,13 +344,14 @@ def actor_critic(
     """
     encoder = make_torso(torso, hidden_sizes, activation, dtype)
     cell = make_cell(memory, memory_size)
-    if cell is None and not encoder.shared:
+    if cell is None and not encoder.shared and not shared:
         sees = seeing(encoder, actor_obs, "actor_obs"), seeing(encoder, critic_obs, "critic_obs", world_of)
         return _two_torso_actor_critic(*sees, squash)
     if actor_obs != critic_obs:
         raise ValueError(
-            f"actor_obs={actor_obs!r} and critic_obs={critic_obs!r} differ, but with memory or convolutions policy and "
-            "value share what sees; use memory='none' and torso='mlp', or the same part for both."
+            f"actor_obs={actor_obs!r} and critic_obs={critic_obs!r} differ, but with memory, with convolutions and in "
+            "alphazero policy and value share what sees; use memory='none' and torso='mlp' in another agent, or the "
+            "same part for both."
         )
     encoder = seeing(encoder, actor_obs, "actor_obs")
     return _shared_actor_critic(encoder, squash, cell)
@@ -378,11 +381,15 @@ class ActorCriticConfig:
     critic_obs: str = ""
     """Which part the value sees, such as "privileged_state"; empty for all of them."""
 
+    shared_torso: ClassVar[bool] = False
+    """Whether policy and value of an agent are two heads of one torso even where that is an MLP; no field."""
+
     def network(self) -> Network:
-        """Build it; raises ValueError for an unknown name, or sizes that are not positive."""
+        """Build it; raises ValueError for what `actor_critic` refuses."""
         check_value("squash", self.squash, "flags", "False is usual")
         sizes = self.hidden_sizes, self.activation, self.memory, self.memory_size
-        return actor_critic(*sizes, self.torso, self.dtype, self.squash, self.actor_obs, self.critic_obs)
+        sees = self.actor_obs, self.critic_obs
+        return actor_critic(*sizes, self.torso, self.dtype, self.squash, *sees, self.shared_torso)
 
 
 def _two_torso_actor_critic(torso: Torso, critic: Torso, squash: bool) -> Network:

@@ -113,6 +113,11 @@ def test_the_gradient_is_that_of_the_loss() -> None:
     assert float(aux.metrics["value_loss"]) == pytest.approx(float((0.5 - output.value[0]) ** 2), rel=1e-4)
 
 
+def test_policy_and_value_are_heads_of_one_torso() -> None:
+    params = agent().init(jax.random.key(0), game().spec).params
+    assert set(params) == {"torso", "policy", "value"}
+
+
 @functools.cache
 def by_one_device() -> Any:
     return state_under(ONE_DEVICE, agent(), game(openings=3), updates=4)
@@ -150,6 +155,7 @@ def test_a_resumed_run_is_the_same_and_loads_by_name(tmp_path: Any) -> None:
         (lambda: agent(search="mcts"), "search='mcts'"),
         (lambda: agent(num_simulations=-1), "num_simulations=-1"),
         (lambda: agent(memory="gru"), "memory"),
+        (lambda: agent(critic_obs="state"), "in alphazero policy and value share"),
         (lambda: agent(td_lambda=2.0), "td_lambda=2.0"),
         (lambda: agent().init(jax.random.key(0), envs.make(TICTACTOE).spec), "have no rules to search by"),
         (lambda: agent().init(jax.random.key(0), envs.make("podium/ConnectFour", rules=True).spec), "of the same game"),
