@@ -35,6 +35,8 @@ class Config:
 
     learning_rate: float = 2.5e-4
     """Adam's step size, above 0."""
+    anneal_steps: int = 0
+    """Environment steps over which the learning rate falls linearly to zero; 0 keeps it constant."""
     gamma: float = 0.99
     """Discount per step, 0 to 1."""
     n_step: int = 1
@@ -232,7 +234,7 @@ def make(
     if network.recurrent:
         raise ValueError("network has memory, but dqn replays single steps; pass one without, or use recurrent ppo.")
     clip = optax.clip_by_global_norm(config.max_grad_norm) if is_on(config.max_grad_norm) else optax.identity()
-    optimizer = optimizers.flatten(optax.chain(clip, optax.adam(config.learning_rate, eps=config.adam_eps)))
+    optimizer = optimizers.flatten(optax.chain(clip, optax.adam(1.0, eps=config.adam_eps)))
 
     def init(key: Key, spec: EnvSpec) -> State:
         if not isinstance(spec.action, DiscreteSpec):
@@ -274,8 +276,9 @@ def make(
         return jax.grad(objective, has_aux=True)(state.params)
 
     def apply(state: State, grads: PyTree) -> State:
+        rate = optimizers.annealed(config.learning_rate, config.anneal_steps, state.env_steps.total())
         steps, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, steps)
+        params = jax.tree.map(lambda param, step: param + rate * step, state.params, steps)
         updates = state.updates + 1
         moved = optax.incremental_update(params, state.target_params, config.tau)
         due = updates % config.target_update_period == 0
@@ -308,7 +311,7 @@ def _check(config: Config) -> None:
     check_fields(
         config,
         positive=("learning_rate", "huber_delta", "adam_eps"),
-        not_negative=("max_grad_norm",),
+        not_negative=("anneal_steps", "max_grad_norm"),
         fractions=("epsilon_start", "epsilon_end"),
         shares=("tau",),
         counts=("target_update_period", "epsilon_decay_steps"),

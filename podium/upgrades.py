@@ -20,6 +20,7 @@ SCHEMA = 2
 
 NEW_FIELDS: Mapping[str, Any] = {
     "agent.config.actor_obs": "",
+    "agent.config.anneal_steps": 0,
     "agent.config.critic_obs": "",
     "agent.config.normalized_reward_bound": 0.0,
     "agent.config.squash": False,

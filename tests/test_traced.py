@@ -98,6 +98,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, tuple[float, float]]]] = {
         {**REPLAY, "n_step": 2},
         {
             "learning_rate": (1e-3, 1e-2),
+            "anneal_steps": (1e3, 1e4),
             "gamma": (0.9, 0.99),
             "tau": (0.1, 1.0),
             "epsilon_start": (0.9, 1.0),

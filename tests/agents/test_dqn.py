@@ -17,6 +17,7 @@ from podium.agent import Agent
 from podium.agents import dqn
 from podium.learn import learn, num_updates
 from podium.networks import Network, actor_critic, q_network
+from podium.ops.counts import Count
 from podium.replay import Batch
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, Trajectory
 
@@ -112,6 +113,18 @@ def test_target_moves_at_every_period_by_tau(period: int, tau: float) -> None:
         if count % period == 0:
             target = jax.tree.map(lambda p, t: tau * p + (1 - tau) * t, state.params, target)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), target, state.target_params)
+
+
+def test_the_learning_rate_falls_linearly_to_zero() -> None:
+    agent = dqn.make(dataclasses.replace(SMALL, learning_rate=0.1, anneal_steps=1000))
+    state = agent.init(jax.random.key(0), SPEC)
+    grads = jax.tree.map(jnp.ones_like, state.params)
+    apply = jax.jit(agent.apply)
+    for steps, factor in ((0, 1.0), (250, 0.75), (1000, 0.0), (2000, 0.0)):
+        after = apply(state._replace(env_steps=Count.zero().add(steps)), grads).params
+        # Adam's first step is as long as the rate.
+        moved = lambda new, old: np.testing.assert_allclose(old - new, 0.1 * factor, atol=1e-5)  # noqa: B023
+        jax.tree.map(moved, after, state.params)
 
 
 def trajectory(time: int, num_envs: int, valid: jax.Array | None = None) -> Trajectory:
@@ -273,6 +286,7 @@ def test_a_state_can_be_donated() -> None:
     [
         ("learning_rate", 0.0),
         ("learning_rate", float("inf")),
+        ("anneal_steps", -1),
         ("gamma", -0.1),
         ("gamma", 1.01),
         ("n_step", 0),

@@ -34,7 +34,7 @@ AGENTS: dict[str, Any] = {
     "a2c": a2c.make(a2c.Config(hidden_sizes=(4,), anneal_steps=2**25)),
     "impala": impala.make(impala.Config(hidden_sizes=(4,), anneal_steps=2**25)),
     "pqn": pqn.make(pqn.Config(hidden_sizes=(4,), anneal_steps=2**25, epsilon_decay_steps=2**25, epsilon_end=0.0)),
-    "dqn": dqn.make(dqn.Config(hidden_sizes=(4,), epsilon_decay_steps=2**25, epsilon_end=0.0)),
+    "dqn": dqn.make(dqn.Config(hidden_sizes=(4,), anneal_steps=2**25, epsilon_decay_steps=2**25, epsilon_end=0.0)),
     "apex": apex.make(apex.Config(hidden_sizes=(4,), epsilon_decay_steps=2**25, epsilon_start=1.0, epsilon_end=0.0)),
     "r2d2": r2d2.make(r2d2.Config(hidden_sizes=(4,), epsilon_decay_steps=2**25, epsilon_start=1.0, epsilon_end=0.0)),
     "rainbow": rainbow.make(rainbow.Config(hidden_sizes=(4,), epsilon_decay_steps=2**25, epsilon_start=1.0)),
