@@ -161,7 +161,7 @@ APEX: dict[str, Preset] = {
 }
 
 
-def _minatar_rainbow(game: str) -> Preset:
+def _minatar_rainbow(game: str, **more: Any) -> Preset:
     return Preset(
         f"{game}-MinAtar",
         f"{_YOUNG} Hessel et al. 2018 for exponents and atoms.",
@@ -174,6 +174,7 @@ def _minatar_rainbow(game: str) -> Preset:
             "epsilon_end": 0.05,
             "epsilon_decay_steps": 100_000,
             "adam_eps": 1e-8,
+            **more,
         },
         "one step in place of three, by greedy returns of two seeds: 10.7 in Asterix after 400,000 steps, in place of "
         "2.3 (with dqn, too, three came to 2.8, and one to 9.7 in the five seeds of its row), and 26.8 in Breakout "
@@ -181,7 +182,7 @@ def _minatar_rainbow(game: str) -> Preset:
         "source's eps of 1.5e-4; noisy layers in place of epsilon had come to no more than dqn by one seed of 300,000 "
         "steps. In Asterix after 600,000 a rate of 1e-3 came to 16.3, draws by no priorities to 21.9, of 21.2. Atoms "
         "from -10 to 10, the source's, whose mean is 0 before anything is learnt: with 0 to 25 they began at 12 and "
-        "took 200,000 steps to come down.",
+        "took 200,000 steps to come down. A falling rate, in Asterix by five seeds after 2M steps: 62.5; 55.8 without.",
     )
 
 
@@ -206,7 +207,7 @@ RAINBOW: dict[str, Preset] = {
         "the rate and a noise of 0.1 (the source's: 0.5), by evaluations of 8 seeds, all 500 from 240,000 on; with "
         "0.5 and a rate of 3e-4 eight seeds were between 131 and 372 after 150,000.",
     ),
-    "asterix-minatar": _minatar_rainbow("Asterix"),
+    "asterix-minatar": _minatar_rainbow("Asterix", anneal_steps=2_000_000),
     "breakout-minatar": _minatar_rainbow("Breakout"),
     "atari-rainbow": Preset(
         "Pong-v5",
