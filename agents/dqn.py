@@ -234,7 +234,8 @@ def make(
     if network.recurrent:
         raise ValueError("network has memory, but dqn replays single steps; pass one without, or use recurrent ppo.")
     clip = optax.clip_by_global_norm(config.max_grad_norm) if is_on(config.max_grad_norm) else optax.identity()
-    optimizer = optimizers.flatten(optax.chain(clip, optax.adam(1.0, eps=config.adam_eps)))
+    # A chain in a chain, as optax.adam is one: so checkpoints name its state.
+    optimizer = optimizers.flatten(optax.chain(clip, optax.chain(optax.scale_by_adam(eps=config.adam_eps))))
 
     def init(key: Key, spec: EnvSpec) -> State:
         if not isinstance(spec.action, DiscreteSpec):
@@ -277,8 +278,7 @@ def make(
 
     def apply(state: State, grads: PyTree) -> State:
         rate = optimizers.annealed(config.learning_rate, config.anneal_steps, state.env_steps.total())
-        steps, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = jax.tree.map(lambda param, step: param + rate * step, state.params, steps)
+        params, opt_state = optimizers.descend(optimizer, rate, state.params, state.opt_state, grads)
         updates = state.updates + 1
         moved = optax.incremental_update(params, state.target_params, config.tau)
         due = updates % config.target_update_period == 0
