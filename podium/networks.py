@@ -350,8 +350,8 @@ def actor_critic(
     if actor_obs != critic_obs:
         raise ValueError(
             f"actor_obs={actor_obs!r} and critic_obs={critic_obs!r} differ, but with memory, with convolutions and in "
-            "alphazero policy and value share what sees; use memory='none' and torso='mlp' in another agent, or the "
-            "same part for both."
+            "agents that search, policy and value share what sees; use memory='none' and torso='mlp' in an agent that "
+            "does not, or the same part for both."
         )
     encoder = seeing(encoder, actor_obs, "actor_obs")
     return _shared_actor_critic(encoder, squash, cell)

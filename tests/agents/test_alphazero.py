@@ -155,7 +155,7 @@ def test_a_resumed_run_is_the_same_and_loads_by_name(tmp_path: Any) -> None:
         (lambda: agent(search="mcts"), "search='mcts'"),
         (lambda: agent(num_simulations=-1), "num_simulations=-1"),
         (lambda: agent(memory="gru"), "memory"),
-        (lambda: agent(critic_obs="state"), "in alphazero policy and value share"),
+        (lambda: agent(critic_obs="state"), "in agents that search, policy and value share"),
         (lambda: agent(td_lambda=2.0), "td_lambda=2.0"),
         (lambda: agent().init(jax.random.key(0), envs.make(TICTACTOE).spec), "have no rules to search by"),
         (lambda: agent().init(jax.random.key(0), envs.make("podium/ConnectFour", rules=True).spec), "of the same game"),
