@@ -208,7 +208,7 @@ RAINBOW: dict[str, Preset] = {
         "the rate and a noise of 0.1 (the source's: 0.5), by evaluations of 8 seeds, all 500 from 240,000 on; with "
         "0.5 and a rate of 3e-4 eight seeds were between 131 and 372 after 150,000.",
     ),
-    "asterix-minatar": _minatar_rainbow("Asterix", anneal_steps=2_000_000),
+    "asterix-minatar": _minatar_rainbow("Asterix", anneal_steps=2_000_000, priority_exponent=0.2),
     "breakout-minatar": _minatar_rainbow("Breakout"),
     "atari-rainbow": Preset(
         "Pong-v5",
