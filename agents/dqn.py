@@ -19,14 +19,14 @@ import optax
 
 from podium import replay
 from podium.agent import ActOutput, Agent, Aux, Plan, Replay
-from podium.networks import Network, policy_mask, q_network
+from podium.networks import Network, num_actions, policy_mask, q_network
 from podium.ops import action_values, optimizers
 from podium.ops.counts import Count
 from podium.ops.statistics import count_valid, masked_means
 from podium.ranges import check_fields, check_value, is_on
 from podium.replay import Batch
 from podium.seen import legal_of, only_legal
-from podium.types import Array, DiscreteSpec, EnvSpec, Key, Metrics, PyTree, Trajectory
+from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,14 +232,13 @@ def make(
     if network is None:
         network = q_network(config.hidden_sizes, config.activation, config.dueling, config.torso, config.dtype)
     if network.recurrent:
-        raise ValueError("network has memory, but dqn replays single steps; pass one without, or use recurrent ppo.")
+        raise ValueError("network has memory, but single steps are replayed; pass one without, or use r2d2.")
     clip = optax.clip_by_global_norm(config.max_grad_norm) if is_on(config.max_grad_norm) else optax.identity()
     # A chain in a chain, as optax.adam is one: so checkpoints name its state.
     optimizer = optimizers.flatten(optax.chain(clip, optax.chain(optax.scale_by_adam(eps=config.adam_eps))))
 
     def init(key: Key, spec: EnvSpec) -> State:
-        if not isinstance(spec.action, DiscreteSpec):
-            raise ValueError(f"the actions of {spec.name} are continuous; dqn needs discrete actions; use ppo.")
+        num_actions(spec, "action values")
         params = network.init(key, spec)
         # A copy: a state that held one buffer twice could not be donated.
         target_params = jax.tree.map(jnp.copy, params)

@@ -28,13 +28,13 @@ import jax.numpy as jnp
 import optax
 
 from podium.agent import ActOutput, Agent, Aux, Plan
-from podium.networks import Network, policy_mask, q_network
+from podium.networks import Network, num_actions, policy_mask, q_network
 from podium.ops import action_values, optimizers, returns, statistics
 from podium.ops.counts import Count
 from podium.ops.statistics import RunningStats, count_rows, masked_means
 from podium.ranges import check_fields
-from podium.seen import legal_of
-from podium.types import Array, DiscreteSpec, EnvSpec, Key, Metrics, PyTree, Trajectory, at_step
+from podium.seen import legal_of, only_legal
+from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory, at_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,8 +163,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     optimizer = optimizers.make("radam", config.optimizer_eps, config.max_grad_norm)
 
     def init(key: Key, spec: EnvSpec) -> State:
-        if not isinstance(spec.action, DiscreteSpec):
-            raise ValueError(f"the actions of {spec.name} are continuous; pqn needs discrete actions; use ppo or sac.")
+        num_actions(spec, "action values")
         params = network.init(key, spec)
         obs_stats = statistics.init_obs_stats(spec) if config.normalize_obs else None
         return State(params, optimizer.init(params), Count.zero(), obs_stats)
@@ -179,7 +178,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
 
     def act(keys: Key, params: Params, memory: PyTree, obs: PyTree, first: Array, greedy: bool) -> ActOutput:
         value, memory = network.apply(params.network, memory, statistics.normalize(params.obs_stats, obs), first)
-        explore = params.epsilon, legal_of(obs)
+        value, explore = only_legal(value, obs), (params.epsilon, legal_of(obs))
         action = action_values.greedy(value) if greedy else action_values.epsilon_greedy(keys, value, *explore)
         return ActOutput(action, memory, Extras(jnp.max(value, axis=-1), memory))
 
@@ -187,7 +186,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         def best(step: Array | None) -> Array:
             memory, no = at_step(trajectory.extras.memory, step), jnp.zeros(trajectory.first.shape[1:], bool)
             obs = statistics.normalize(state.obs_stats, trajectory.reached(step))
-            return jnp.max(network.apply(state.params, memory, obs, no)[0], axis=-1)
+            return jnp.max(only_legal(network.apply(state.params, memory, obs, no)[0], obs), axis=-1)
 
         extras, cut = trajectory.extras, trajectory.truncated & ~trajectory.terminated
         next_value = returns.next_values(extras.value, cut, best)

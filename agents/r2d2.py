@@ -35,7 +35,7 @@ from podium.ops.rescaling import rescale, unrescale
 from podium.ops.statistics import masked_means
 from podium.ranges import check_fields
 from podium.replay import Windows
-from podium.seen import legal_of
+from podium.seen import legal_of, only_legal
 from podium.types import Array, EnvSpec, Key, PyTree, at_step
 
 
@@ -192,6 +192,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         fresh = lambda x: jnp.where(first.reshape(-1, *(1,) * (x.ndim - 1)), jnp.zeros_like(x), x)
         before = jax.tree.map(fresh, carry.memory)
         value, memory = network.apply(params.network, before, obs, first)
+        value = only_legal(value, obs)
         following = carry._replace(memory=memory)
         if greedy:
             return ActOutput(action_values.greedy(value), following)
@@ -211,17 +212,18 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         both, windows = jax.tree.map(lambda x: x[config.burn_in :], (both, windows))
         (online, memory), (target, target_memory) = both
 
-        def best(online: Array, target: Array) -> Array:
-            return action_values.select(target, jnp.argmax(online if config.double else target, axis=-1))
+        def best(online: Array, target: Array, obs: PyTree) -> Array:
+            chooser = only_legal(online if config.double else target, obs)
+            return action_values.select(target, jnp.argmax(chooser, axis=-1))
 
         def best_of(step: Array | None) -> Array:
             obs, after, target_after = at_step((windows.next_obs, memory, target_memory), step)
             no = jnp.zeros(windows.first.shape[1:], bool)
             online, _ = network.apply(state.params, after, obs, no)
-            return best(online, network.apply(state.target_params, target_after, obs, no)[0])
+            return best(online, network.apply(state.target_params, target_after, obs, no)[0], obs)
 
         cut = windows.truncated & ~windows.terminated
-        next_value = returns.next_values(best(online, target), cut, best_of)
+        next_value = returns.next_values(best(online, target, windows.obs), cut, best_of)
         valid = jnp.ones_like(cut) if windows.valid is None else windows.valid
         wanted = jax.lax.stop_gradient(n_step_target(config, windows, next_value))
         targets = Targets(windows.action, wanted, valid, minibatch.weight)

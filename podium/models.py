@@ -14,9 +14,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from podium.networks import apply_linear, apply_value, check_one_action, init_linear, sum_once
+from podium.networks import apply_linear, apply_value, init_linear, num_actions, sum_once
 from podium.torsos import MLP, apply_module, check_sizes, make_torso, seeing
-from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree
+from podium.types import Array, EnvSpec, Key, PyTree
 
 
 class Prediction(NamedTuple):
@@ -108,11 +108,8 @@ def learnt_model(
     width = mlp.hidden_sizes[-1]
 
     def init(key: Key, spec: EnvSpec) -> PyTree:
-        if not isinstance(spec.action, DiscreteSpec):
-            raise ValueError(f"the actions of {spec.name} are continuous; a search needs discrete actions; use ppo.")
-        check_one_action(spec)
+        number = num_actions(spec, "searches")
         keys = iter(jax.random.split(key, 9))
-        number = spec.action.num_values
         params = {
             "torso": encoder.init(next(keys), spec),
             "state": init_linear(next(keys), encoder.width, state_size, 1.0),

@@ -293,6 +293,14 @@ def check_one_action(spec: EnvSpec) -> None:
         )
 
 
+def num_actions(spec: EnvSpec, what: str) -> int:
+    """Return how many actions there are; raise ValueError where they are no one discrete choice, which `what` need."""
+    if not isinstance(spec.action, DiscreteSpec):
+        raise ValueError(f"the actions of {spec.name} are continuous; {what} need discrete ones; use ppo or sac.")
+    check_one_action(spec)
+    return spec.action.num_values
+
+
 def apply_policy(params: PyTree, x: Array, obs: PyTree) -> Policy:
     """Return the distribution of a policy head, over the legal actions of `obs`."""
     outputs = apply_linear(params, x)
@@ -565,15 +573,11 @@ def q_network(
     cell = make_cell(memory, memory_size)
 
     def init(key: Key, spec: EnvSpec) -> PyTree:
-        if not isinstance(spec.action, DiscreteSpec):
-            raise ValueError(
-                f"the actions of {spec.name} are continuous; action values need discrete actions; use ppo."
-            )
-        check_one_action(spec)
+        number = num_actions(spec, "action values")
         torso_key, action_key, value_key = jax.random.split(key, 3)
         torso_key, cell_key = (torso_key, None) if cell is None else jax.random.split(torso_key)
         params, width = _init_core(torso_key, cell_key, encoder, cell, spec)
-        params["advantage"] = linear(action_key, width, spec.action.num_values * (num_atoms or 1))
+        params["advantage"] = linear(action_key, width, number * (num_atoms or 1))
         return {**params, "value": linear(value_key, width, num_atoms or 1)} if dueling else params
 
     def linear(key: Key, inputs: int, outputs: int) -> PyTree:

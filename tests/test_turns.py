@@ -24,7 +24,7 @@ from podium import replay
 from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow
 from podium.env import auto_reset
 from podium.host import on_host
-from podium.networks import actor_critic, q_network
+from podium.networks import Network, actor_critic, q_network
 from podium.ops import action_values, returns
 from podium.ops.categorical import Support
 from podium.rollout import begin, rollout
@@ -214,6 +214,30 @@ def test_a_critic_sees_the_world_and_the_policy_its_view() -> None:
     assert same.value != other.value
     other = network.unroll(params, (), seen._replace(view=2 * seen.view), jnp.ones(1, bool))
     assert same.value == other.value and not np.array_equal(same.policy.logits, other.policy.logits)
+
+
+@pytest.mark.parametrize("name", ["dqn", "pqn", "r2d2"])
+def test_a_network_of_ones_own_need_not_know_what_is_legal(name: str) -> None:
+    """A table of three actions' values, in which the one that is not legal is by far the best."""
+
+    def of_rows(params: Any, memory: Any, obs: Any, first: Any) -> Any:
+        return jnp.broadcast_to(params, (*first.shape, 3))
+
+    table = Network(
+        init=lambda key, spec: jnp.array([0.0, 100.0, 0.0]),
+        carry=lambda num_envs: jnp.zeros((num_envs, 1)) if name == "r2d2" else (),
+        apply=lambda params, memory, obs, first: (of_rows(params, memory, obs, first), memory),
+        unroll=of_rows,
+        recurrent=name == "r2d2",
+    )
+    config = AGENTS[name]().config
+    agent = {"dqn": dqn, "pqn": pqn, "r2d2": r2d2}[name].make(config, network=table)
+    program = podium.Anakin(devices=1).build(agent, probe_game(2), num_envs=16, rollout_length=8, max_updates=20)
+    state, metrics = program.chunk(program.init(0), 20)
+    params = program.agent_state(state).params
+    played = metrics["episode_return_sum"].sum() / metrics["episodes"].sum()
+    assert played == -1, "what is not legal pays 10 more"
+    assert params[1] == 100 and np.abs(np.delete(params, 1)).max() < 2, "nothing is made of its value"
 
 
 def test_views_are_normalised_and_what_is_legal_is_not() -> None:

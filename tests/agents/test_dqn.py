@@ -348,7 +348,9 @@ def test_every_field_is_checked_above() -> None:
 
 def test_continuous_actions_and_networks_with_memory_are_refused() -> None:
     spec = EnvSpec("pendulum", ArraySpec((3,)), ArraySpec((1,), low=-2, high=2))
-    with pytest.raises(ValueError, match="the actions of pendulum are continuous; dqn needs discrete actions; use ppo"):
+    with pytest.raises(
+        ValueError, match="actions of pendulum are continuous; action values need discrete ones; use ppo or sac"
+    ):
         dqn.make(SMALL).init(jax.random.key(0), spec)
     with pytest.raises(ValueError, match="network has memory"):
         dqn.make(SMALL, network=actor_critic(memory="gru"))

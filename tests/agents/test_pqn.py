@@ -189,5 +189,7 @@ def test_an_epsilon_that_rises_an_unknown_memory_and_continuous_actions_are_refu
         make(epsilon_start=0.1, epsilon_end=0.5)
     with pytest.raises(ValueError, match="memory='rnn'"):
         make(memory="rnn")
-    with pytest.raises(ValueError, match="actions of box are continuous; pqn needs discrete actions; use ppo or sac"):
+    with pytest.raises(
+        ValueError, match="actions of box are continuous; action values need discrete ones; use ppo or sac"
+    ):
         make().init(KEY, EnvSpec("box", spec.obs, ArraySpec((2,))))
