@@ -291,6 +291,7 @@ def test_lanes_on_a_mesh_exchange_one_number_and_give_the_same(time: int) -> Non
         ({"sequence_length": 0}, "sequence_length=0 must be an integer of 1 or more"),
         ({"sequence_period": 1.5}, "sequence_period=1.5 must be an integer of 1 or more"),
         ({"buffer_capacity": 2**31}, "buffer_capacity=2147483648 must be less than 2**31"),
+        ({"buffer_capacity": 7}, "buffer_capacity=7 is less than a window of sequence_length=8"),
         ({"min_replay_size": 1_001}, "min_replay_size=1001 is more than buffer_capacity=1000"),
         ({"priority_exponent": 1.1}, "priority_exponent=1.1 must be between 0 and 1"),
         ({"smallest_priority": 0.0}, "smallest_priority=0.0 must be finite and greater than 0"),

@@ -117,6 +117,11 @@ def sequences(
             f"burn_in={burn_in} leaves nothing to learn from in a window of sequence_length={sequence_length}; "
             f"use {sequence_length - 1} or less."
         )
+    if buffer_capacity < sequence_length:
+        raise ValueError(
+            f"buffer_capacity={buffer_capacity} is less than a window of sequence_length={sequence_length}, of which "
+            f"each environment needs one and a period more; use {sequence_length + sequence_period} times num_envs."
+        )
     check_exponents(priority_exponent, importance_exponent, annealing_updates, smallest_priority)
     weigh = partial(weight_of, exponent=priority_exponent, smallest=smallest_priority)
 
