@@ -114,7 +114,10 @@ def _optimum(value: float) -> Published:
 
 _PQN_MINATAR = "The settings are the PQN authors'; their figures are drawings only, so one of PPO's stands beside it."
 
-_BESIDE_RAINBOW = "To stand beside rainbow's: the same network, replay, batches, steps and first rate."
+_BESIDE_RAINBOW = (
+    "To stand beside rainbow's: the same network, replay, batches, steps and first rate. Young and Tian (2019) show "
+    "curves of 5M steps, and no figures."
+)
 
 PUREJAXRL_BREAKOUT = Published(60.7, "PureJaxRL's ppo.py (31756b1), three seeds here, 10M steps: 88, 58, 36")
 
