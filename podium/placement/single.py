@@ -91,6 +91,7 @@ class SingleLoop:
     def __init__(self, acting: Acting, sizes: Sizes, timeout: float | None):
         self.sizes, self.device, self.compile_seconds = sizes, jax.devices()[0], 0.0
         self._acting, self._timeout = acting, timeout
+        self._start = partial(start, acting=acting, sizes=sizes)
         self._agent = _jitted(acting.agent)
         self._make_actor: MakeActor | None = None
         self._actor: Actor | None = None
@@ -137,12 +138,11 @@ class SingleLoop:
         What is drawn may end in another bit otherwise, of which an orthogonal matrix makes more (2.4e-5 was seen).
         """
         self._seed = seed
-        first: RunState = run_once(lambda key: start(key, self._acting, self.sizes), None)(jax.random.key(seed))
-        return first
+        return run_once(self._start, None)(jax.random.key(seed))
 
     def abstract_state(self) -> RunState:
         """Return the state's shapes and dtypes."""
-        return jax.eval_shape(lambda key: start(key, self._acting, self.sizes), jax.random.key(0))
+        return jax.eval_shape(self._start, jax.random.key(0))
 
     def lower(self) -> None:
         """Do nothing: the functions are traced when first used."""
