@@ -21,7 +21,9 @@ from typing import Any
 import gpu_checks
 import machine
 
+import podium
 from podium.files import write_json
+from podium.ranges import check_fields
 from podium.sinks import save_figure
 
 HERE = Path(__file__).resolve().parent
@@ -41,11 +43,16 @@ class GpuFlags:
 
     part: int = 1
     """1: correctness; 2: Anakin; 3: the Atari emulator; 4: Sebulba, central inference, evolution, search, Tag;
-    5: Pong, trained."""
+    5: a game of Atari, trained."""
+    game: str = "Pong"
+    """Of part 5: a name that both atari/NAME and envpool's NAME-v5 have."""
+    num_steps: int = 20_000_000
+    """Of part 5: environment steps, over which the rate falls, if there is time for all."""
     minutes: float = 8.0
     """Time for the part; a piece that does not fit is ended, and those after it are left to the next time."""
     out: Path = Path("gpu")
-    """Folder for what comes of it: gpu-part-N.json and .png, and of part 5 the run to go on from, and its policy."""
+    """Folder for what comes of it: gpu-part-N.json and .png; of part 5 gpu-GAME.json, the run to go on from, and its
+    policy."""
     small: bool = False
     """Sizes that a CPU does in a minute or two: to see that everything runs."""
 
@@ -159,10 +166,13 @@ def measure(flags: GpuFlags) -> dict[str, Any]:
     """Do a part; returns what the last line says."""
     if not flags.minutes > 0:
         raise ValueError(f"minutes={flags.minutes} must be greater than 0; 8 is usual.")
+    check_fields(flags, counts=("num_steps",))
+    if flags.part == 5 and not {f"atari/{flags.game}", f"{flags.game}-v5"} <= set(podium.envs.names()):
+        raise ValueError(f"game={flags.game!r} must be what atari/NAME and envpool's NAME-v5 have, such as 'Boxing'.")
     todo, deadline = pieces(flags.part, flags.small), time.monotonic() + 60 * flags.minutes
     flags.out.mkdir(parents=True, exist_ok=True)
     if flags.part == 5:
-        return _train_pong(flags, deadline)
+        return _train(flags, deadline)
     path = flags.out / f"gpu-part-{flags.part}.json"
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     waiting = [piece for piece in todo if "error" in results.get(piece.name, {"error": ""})]
@@ -223,33 +233,42 @@ def run(piece: Piece, seconds: float, cache: Path | None, alone: bool = True) ->
     return {"error": error, "said": (err or out).strip().splitlines()[-30:], **wall}
 
 
-def _train_pong(flags: GpuFlags, deadline: float) -> dict[str, Any]:
-    """Train PPO on the emulated Pong until the time is up, from where the folder ends, and play envpool's."""
-    folder, policy = flags.out / "pong", flags.out / "pong-policy.npz"
-    command = "train --agent ppo --env atari/Pong --placement anakin --preset atari-ppo-wide".split()
+def _train(flags: GpuFlags, deadline: float) -> dict[str, Any]:
+    """Train PPO on an emulated game until the time is up, from where the folder ends, and play envpool's."""
+    name = flags.game.lower()
+    folder, policy, written = flags.out / name, flags.out / f"{name}-policy.npz", flags.out / f"gpu-{name}.json"
+    command = f"train --agent ppo --env atari/{flags.game} --placement anakin --preset atari-ppo-wide".split()
+    command += f"--num-steps {flags.num_steps} --anneal-steps {flags.num_steps}".split()
     command += "--checkpoint-every 0 --eval-every 0".split()
     if flags.small:
         command += "--num-envs 8 --rollout-length 8 --num-minibatches 4 --num-steps 128 --torso small_cnn".split()
         command += "--eval-episodes 1 --env-options max_episode_frames=200".split()
     command += ["--run-dir", str(folder), "--no-progress", "--json", *(["--resume"] if folder.exists() else [])]
-    row: dict[str, Any] = {"what": "gpu", "part": 5, "command": " ".join(["podium", *command])}
+    row: dict[str, Any] = {"what": "gpu", "part": 5, "game": flags.game, "command": " ".join(["podium", *command])}
     began = time.monotonic()
     after = 0.0 if flags.small else AFTER_SECONDS
     row |= _podium(command, deadline - time.monotonic() - after, machine.environment())
     row["wall_seconds"] = time.monotonic() - began
     metrics = folder / "metrics.jsonl"
     row["rows"] = metrics.read_text().splitlines() if metrics.exists() else []
-    write_json(flags.out / "gpu-part-5.json", row)
+    write_json(written, row)
 
     on_cpu = {**machine.environment(), "JAX_PLATFORMS": "cpu"}
-    play = ["evaluate", str(folder), "--episodes", "10", "--json", *("" if flags.small else "--env Pong-v5").split()]
+    play = [
+        "evaluate",
+        str(folder),
+        "--episodes",
+        "10",
+        "--json",
+        *("" if flags.small else f"--env {flags.game}-v5").split(),
+    ]
     with concurrent.futures.ThreadPoolExecutor(3) as threads:
         keep = Piece("policy", "gpu_checks.py", shlex.join(["policy", "--run", str(folder), "--out", str(policy)]))
         left = max(1.0, deadline - time.monotonic())
         kept = threads.submit(run, keep, left, None, alone=False)
         played = {name: threads.submit(_podium, [*play, f"--{name}"], left, on_cpu) for name in ("greedy", "no-greedy")}
         row |= {"policy": kept.result(), **{name: future.result() for name, future in played.items()}}
-    write_json(flags.out / "gpu-part-5.json", row)
+    write_json(written, row)
     return row
 
 

@@ -24,7 +24,7 @@ import tyro
 
 import podium
 from podium import Agent, Env
-from podium.agents import a2c, apex, dqn, impala, ippo, ppo, pqn, r2d2, rainbow, reppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ippo, mappo, muzero, ppo, pqn, r2d2, rainbow, reppo, sac, td3
 from podium.commands.console import guard, read_flags
 
 TRACES = Path(__file__).resolve().parent / "gpu_traces.json"
@@ -37,6 +37,7 @@ have the same length for gradients that are all but zero."""
 
 HIDDEN: dict[str, Any] = {"hidden_sizes": (32,)}
 REPLAY: dict[str, Any] = {**HIDDEN, "buffer_capacity": 1024, "batch_size": 32, "min_replay_size": 64}
+SEARCHED: dict[str, Any] = {"num_simulations": 8, "batch_size": 32, "min_replay_size": 64, "buffer_capacity": 1024}
 WINDOWS: dict[str, Any] = {"sequence_length": 8, "burn_in": 2, "sequence_period": 4, "num_actors": 16}
 
 AGENTS: dict[str, tuple[str, Callable[[], Agent]]] = {
@@ -55,6 +56,8 @@ AGENTS: dict[str, tuple[str, Callable[[], Agent]]] = {
     "td3": ("Pendulum-v1", lambda: td3.make(td3.Config(**REPLAY))),
     "reppo": ("Pendulum-v1", lambda: reppo.make(reppo.Config(**HIDDEN))),
     "ippo": ("podium/Tag", lambda: ippo.make(ippo.Config(**HIDDEN))),
+    "mappo": ("podium/Tag", lambda: mappo.make(mappo.Config(**HIDDEN))),
+    "muzero": ("CartPole-v1", lambda: muzero.make(muzero.Config(**SEARCHED))),
 }
 """By a name: an environment, and an agent that learns in its first update."""
 

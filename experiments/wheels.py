@@ -3,8 +3,7 @@
     python experiments/wheels.py --out .whl --load base      # what podium needs, beside JAX and what is there
     python experiments/wheels.py --out .whl --load roms      # ale-py, which holds the cartridges of `atari/NAME`
     python experiments/wheels.py --out .whl --load games     # mctx, by which muzero and alphazero search
-    python experiments/wheels.py --out .whl --load envpool   # environments on the CPU, for Sebulba; and, in a load of
-    python experiments/wheels.py --out .whl2 --load assets   # its own for its size, their cartridges and models
+    python experiments/wheels.py --out .whl --load envpool   # envpool's Atari, for Sebulba: the wheel is cut to that
 
 and there
 
@@ -17,9 +16,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import importlib.resources
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +36,6 @@ ROOTS: Mapping[str, tuple[str, ...]] = {
     "roms": ("ale-py",),
     "games": ("mctx",),
     "envpool": ("envpool", "gymnasium"),
-    "assets": ("envpool-assets",),
 }
 """What each load is for; what these need comes with them."""
 
@@ -57,7 +58,7 @@ class Flags:
 
     out: Path = Path(".whl")
     """Folder to put them in."""
-    load: Literal["base", "roms", "games", "envpool", "assets"] = "base"
+    load: Literal["base", "roms", "games", "envpool"] = "base"
     """Which of the loads."""
     python: str = "3.12"
     """Python of that machine."""
@@ -139,6 +140,9 @@ def gather(flags: Flags) -> int:
         last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
         raise ValueError(f"pip could not download load={flags.load!r}: {''.join(last)}")
     gathered = sorted(set(flags.out.glob("*.whl")) - before)
+    for wheel in gathered:
+        if wheel.name.startswith("envpool-"):
+            cut_to_atari(wheel, importlib.resources.files("envpool_assets"))
     size = sum(path.stat().st_size for path in flags.out.glob("*.whl")) / 2**20
     if size > flags.max_mib:
         for path in gathered:
@@ -148,6 +152,29 @@ def gather(flags: Flags) -> int:
         print(f"{path.stat().st_size / 2**20:6.1f} MiB  {path.name}")
     print(f"{size:6.1f} MiB in {flags.out}, of {flags.max_mib:g}")
     return 0
+
+
+def cut_to_atari(wheel: Path, assets: Traversable) -> None:
+    """Leave only Atari in a wheel of envpool, a fifth of its size, and put in the cartridges of its `assets`."""
+    with zipfile.ZipFile(wheel) as whole:
+        files = {name: whole.read(name) for name in whole.namelist() if _is_atari(name)}
+    entry = "envpool/entry.py"  # It imports every family.
+    lines = files[entry].decode().splitlines(keepends=True)
+    files[entry] = "".join(x for x in lines if not x.startswith("import envpool.") or "atari" in x).encode()
+    roms = assets / "atari" / "roms"
+    files["envpool_assets/__init__.py"] = (assets / "__init__.py").read_bytes()
+    files |= {f"envpool_assets/atari/roms/{rom.name}": rom.read_bytes() for rom in roms.iterdir()}
+    record = next(name for name in files if name.endswith("/RECORD"))
+    files[record] = "".join(f"{name},,\n" for name in files).encode()  # Hashes may be left out.
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as cut:
+        for name, content in files.items():
+            cut.writestr(name, content)
+
+
+def _is_atari(name: str) -> bool:
+    """Tell whether a file of envpool's wheel is needed for Atari: what is common lies at the top and in `python`."""
+    top, _, rest = name.partition("/")
+    return top != "envpool" or "/" not in rest or rest.startswith(("atari/", "python/"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

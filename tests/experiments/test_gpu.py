@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import zipfile
 from pathlib import Path
 
 import benchmark
@@ -51,7 +52,15 @@ def test_a_failing_and_an_endless_piece_leave_the_others_alone_and_are_tried_aga
     assert rows["late"]["steps_per_second"] == 4.0 and "error" not in rows["endless"]
 
 
-@pytest.mark.parametrize(("flags", "named"), [("--part 9", "part=9"), ("--minutes 0", "minutes=0")])
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ("--part 9", "part=9"),
+        ("--minutes 0", "minutes=0"),
+        ("--part 5 --num-steps 0", "num_steps=0"),
+        ("--part 5 --game Chess", "game='Chess'"),
+    ],
+)
 def test_what_makes_no_sense_is_refused(flags: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmark.main(["gpu", *flags.split()]) == 2
     assert named in capsys.readouterr().err
@@ -116,3 +125,26 @@ def test_without_a_compiler_for_gpus_it_is_said_what_to_install(capsys: pytest.C
         pytest.skip("there is one")
     assert gpu_kernels.main([]) == 2
     assert "pip install 'jax[cuda13]'" in capsys.readouterr().err
+
+
+def test_a_wheel_of_envpool_is_cut_to_atari(tmp_path: Path) -> None:
+    (tmp_path / "assets/atari/roms").mkdir(parents=True)
+    (tmp_path / "assets/__init__.py").write_text("")
+    (tmp_path / "assets/atari/roms/pong.bin").write_bytes(b"pong")
+    wheel = tmp_path / "envpool-1.whl"
+    entry = "import envpool.atari.registration\nimport envpool.mujoco.gym.registration\n"
+    files = {"envpool/entry.py": entry}
+    files |= {f"envpool/{name}": "." for name in ("atari/a.so", "python/b.py", "mujoco/gym/c.so", "mujoco/d.py")}
+    with zipfile.ZipFile(wheel, "w") as whole:
+        for name, content in (files | {"envpool-1.dist-info/RECORD": "all"}).items():
+            whole.writestr(name, content)
+
+    wheels.cut_to_atari(wheel, tmp_path / "assets")
+
+    with zipfile.ZipFile(wheel) as cut:
+        found = {name: cut.read(name).decode() for name in cut.namelist()}
+    kept = {"envpool/atari/a.so", "envpool/python/b.py", "envpool/entry.py"}
+    added = {"envpool_assets/__init__.py", "envpool_assets/atari/roms/pong.bin"}
+    assert found.keys() == kept | added | {"envpool-1.dist-info/RECORD"}
+    assert found["envpool/entry.py"] == "import envpool.atari.registration\n"
+    assert {row.split(",")[0] for row in found["envpool-1.dist-info/RECORD"].splitlines()} == found.keys()
