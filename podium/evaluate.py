@@ -134,7 +134,7 @@ def make_evaluator(
             "eval_return_std": total.std(),
             "eval_return_min": total.min(),
             "eval_length": length.mean(),
-            "eval_unfinished": 1.0 - done.mean(),
+            "eval_unfinished": (~done).mean(),
         }
 
     return evaluate
@@ -232,7 +232,7 @@ def make_host_evaluator(
             "eval_return_std": played.total.std(),
             "eval_return_min": played.total.min(),
             "eval_length": played.length.mean(),
-            "eval_unfinished": 1.0 - played.done.mean(),
+            "eval_unfinished": (~played.done).mean(),
         }
 
     return evaluate

@@ -43,6 +43,13 @@ def test_the_return_of_a_known_policy() -> None:
     assert (left["eval_return"], left["eval_length"], left["eval_unfinished"]) == (0, 30, 0)
 
 
+@pytest.mark.parametrize("episodes", [10, 49])
+def test_of_any_number_of_episodes_that_ended_none_is_unfinished(episodes: int) -> None:
+    """No rounding either: ten times a tenth, in 32 bits, is more than one."""
+    env = envs.make("podium/Corridor", length=6, max_steps=30)
+    assert play(always(1), env, episodes)["eval_unfinished"] == 0
+
+
 def test_episodes_that_the_bound_cuts_are_reported() -> None:
     result = play(always(0), envs.make("podium/Corridor", length=6, max_steps=30), max_steps=7)
     assert (result["eval_length"], result["eval_unfinished"]) == (7, 1)
