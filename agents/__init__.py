@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -157,27 +158,36 @@ def maker(name: str, env: Any = None) -> Callable[[Any], Agent]:
     return functools.partial(entry.make, model=env)
 
 
-def make(name: str, config: Mapping[str, Any] | None = None, env: Any = None) -> Agent:
-    """Make an agent from its name and the fields of its `Config`, as a run folder stores them.
+def make(name: str, config: Any = None, env: Any = None) -> Agent:
+    """Make an agent from its name and its `Config`, or the fields of it, as a run folder stores them.
 
     Args:
       name: as registered.
-      config: fields that are not as `Config` has them.
+      config: a `Config` of this agent, or by name the fields that are not as `Config` has them; None for none.
       env: what it is to play, for one that plans.
 
     Raises:
-      ValueError: for an unknown name or field.
+      ValueError: for an unknown name or field, or what is neither fields nor this agent's `Config`.
 
     >>> make("ppo", {"gamma": 0.9}).config.gamma
     0.9
     """
-    entry = get(name)
-    known = {field.name for field in dataclasses.fields(entry.config)}
+    filled = _filled(name, get(name).config, config)
+    # A run folder finds the agent again by these two, whatever an agent of the user's own called itself.
+    return maker(name, env)(filled)._replace(name=name, config=filled, transforms=())
+
+
+def _filled(name: str, config_type: type, config: Any) -> Any:
+    """Return a `Config` from one, or from fields of it."""
+    if type(config) is config_type:  # One of an agent that was made of this one has fields of its own.
+        return config
+    if not isinstance(config, Mapping | None):
+        wanted = f"{config_type.__module__}.{config_type.__qualname__}"
+        raise ValueError(f"config={reprlib.repr(config)} is no Config of {name}; give a {wanted}, or fields by name.")
+    known = {field.name for field in dataclasses.fields(config_type)}
     unknown = sorted(set(config or {}) - known)
     if unknown:
         raise ValueError(f"{name} has no field {unknown[0]!r}; it has {', '.join(sorted(known))}.")
     # JSON has no tuples.
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in (config or {}).items()}
-    filled = entry.config(**fields)
-    # A run folder finds the agent again by these two, whatever an agent of the user's own called itself.
-    return maker(name, env)(filled)._replace(name=name, config=filled, transforms=())
+    return config_type(**fields)

@@ -67,6 +67,20 @@ def test_every_registered_agent_is_in_the_table() -> None:
     assert {agent.name for agent in AGENTS.values()} == set(own) - elsewhere
 
 
+def test_an_agent_is_made_by_name_of_a_config_or_of_its_fields() -> None:
+    made = podium.agents.make("ppo", ppo.Config(gamma=0.9)), podium.agents.make("ppo", {"gamma": 0.9})
+    assert made[0].config == made[1].config == ppo.Config(gamma=0.9)
+    assert podium.agents.make("ppo").config == ppo.Config()
+
+
+@pytest.mark.parametrize("config", [dqn.Config(), apex.Config(), 3, ["gamma"]])
+def test_what_is_no_config_of_an_agent_is_refused(config: Any) -> None:
+    """That of an agent made of this one is another's: Ape-X's fields are DQN's and more."""
+    name = "dqn" if isinstance(config, apex.Config) else "ppo"
+    with pytest.raises(ValueError, match=rf"^config=.* no Config of {name}; give a podium.agents.{name}.Config, or "):
+        podium.agents.make(name, config)
+
+
 @pytest.mark.parametrize("name", sorted(set(AGENTS) - NIGHTLY))
 def test_agents_keep_the_contract(name: str) -> None:
     testing.check_agent(AGENTS[name], testing.probe_termination(continuous=AGENTS[name].name in BOUNDED))
