@@ -194,10 +194,8 @@ def _check_game(spec: EnvSpec, model: EnvSpec) -> None:
     if not isinstance(spec.action, DiscreteSpec) or spec.action.shape:
         raise ValueError(f"{spec.name} does not take one discrete action at a time, which a search needs.")
     if not isinstance(spec.obs, Seen) or not jax.tree.leaves(spec.obs.rules):
-        raise ValueError(
-            f"observations of {spec.name} have no rules to search by; make it with rules=True "
-            "(--env-options rules=True)."
-        )
+        remedy = "make it with rules=True (--env-options rules=True)" if spec.turns else "use muzero, which learns them"
+        raise ValueError(f"observations of {spec.name} have no rules to search by; {remedy}.")
     bare = lambda spec: dataclasses.replace(spec, obs=spec.obs._replace(rules=()))
     if not isinstance(model.obs, Seen) or bare(spec).sha256() != bare(model).sha256():
         raise ValueError(f"model is {model.name}, and what is played is {spec.name}; give the rules of the same game.")

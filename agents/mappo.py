@@ -50,7 +50,8 @@ def make(config: Config = Config(), network: Network | None = None, loss: ppo.Lo
     agent = shared(base if config.central_critic else _without_world(base))
 
     def init(key: Key, spec: EnvSpec) -> PyTree:
-        if config.central_critic and not (isinstance(spec.obs, Seen) and spec.obs.world is not None):
+        several = spec.num_agents is not None  # Else `shared` refuses it.
+        if config.central_critic and several and not (isinstance(spec.obs, Seen) and spec.obs.world is not None):
             raise ValueError(
                 f"central_critic=True, but observations of {spec.name} have no world for a critic to see; use "
                 "central_critic=False, or the agent ippo."

@@ -140,6 +140,7 @@ def test_a_resumed_run_is_the_same(tmp_path: Any) -> None:
         (lambda: ppo.make().init(jax.random.key(0), team().spec), r"of shape \[3\] at once"),
         (lambda: shared(ppo.make()).init(jax.random.key(0), podium.envs.make("CartPole-v1").spec), "has one agent"),
         (lambda: mappo.make().init(jax.random.key(0), blind(team().spec)), "have no world for a critic"),
+        (lambda: mappo.make().init(jax.random.key(0), podium.envs.make("podium/Catch").spec), "has one agent"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Any, words: str) -> None:
