@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from podium.env import Env
 from podium.envs import games, native, wrappers
 from podium.host import HostEnvFactory
-from podium.ranges import did_you_mean
+from podium.ranges import did_you_mean, is_number
 
 __all__ = [
     "Family",
@@ -170,7 +170,7 @@ def make(name: str, **options: Any) -> Env | HostEnvFactory:
     made = family.make(name, **options)
     if flicker is None:
         return made
-    if isinstance(flicker, bool) or not isinstance(flicker, int | float):
+    if not is_number(flicker):
         raise ValueError(f"{_FLICKER}={flicker!r} must be a number, the probability that an observation is blank.")
     if isinstance(made, HostEnvFactory):
         raise ValueError(f"{_FLICKER}={flicker} is for pure environments, and {name} runs on the CPU; leave it out.")

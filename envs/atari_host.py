@@ -11,6 +11,7 @@ import numpy as np
 from podium.envs.atari import games
 from podium.envs.simulators import NextStepHostEnv, environment_seeds
 from podium.host import HostEnv, HostEnvFactory
+from podium.ranges import is_integer, is_number
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, TimeStep
 
 GAMES = tuple(game.name for game in games.GAMES)
@@ -59,7 +60,7 @@ class Options:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be True or False.")
         probability = self.repeat_action_probability
-        if isinstance(probability, bool) or not isinstance(probability, int | float) or not 0 <= probability <= 1:
+        if not is_number(probability) or not 0 <= probability <= 1:
             raise ValueError(f"repeat_action_probability={probability!r} must be a number from 0 to 1.")
 
     @property
@@ -85,7 +86,7 @@ class Options:
 
 def check_count(name: str, value: Any) -> None:
     """Raise ValueError for a number of things that is no positive integer of 32 bits."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+    if not is_integer(value, 1, 2**31 - 1):
         raise ValueError(f"{name}={value!r} must be a positive integer below 2**31.")
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from podium.env import Env, restart, transition
 from podium.envs import pgx_games, render, suites, wrappers
 from podium.envs.simulators import import_simulator
+from podium.ranges import is_number
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree, TimeStep
 
 PREFIX = "pgx/"
@@ -49,7 +50,7 @@ def make(name: str, **options: Any) -> Env:
     shared, own = suites.split_options(name, options, ["sticky_action_prob", "max_steps"])
     limit = suites.check_limit("max_steps", own.get("max_steps", 10_000))
     probability = own.get("sticky_action_prob", 0.1)
-    if isinstance(probability, bool) or not isinstance(probability, int | float) or not 0 <= probability < 1:
+    if not is_number(probability) or not 0 <= probability < 1:
         raise ValueError(f"sticky_action_prob={probability!r} must be a number in [0, 1).")
     library = import_simulator("pgx", name, "pgx")
     game = type(library.make(name.removeprefix(PREFIX)))(sticky_action_prob=float(probability))

@@ -18,7 +18,7 @@ import numpy as np
 
 from podium.env import Env, restart, traced_once, transition
 from podium.envs import wrappers
-from podium.ranges import did_you_mean
+from podium.ranges import did_you_mean, is_integer
 from podium.types import Array, ArraySpec, EnvSpec, Key, PyTree, TimeStep
 
 
@@ -45,9 +45,9 @@ class Options:
     show_last_action: bool = False
 
     def __post_init__(self) -> None:
-        if self.pool_size is not None and (not _is_int(self.pool_size) or self.pool_size < 0):
+        if self.pool_size is not None and not is_integer(self.pool_size, 0):
             raise ValueError(f"pool_size={self.pool_size!r} must be an integer of 0 or more; 0 draws fresh resets.")
-        if not _is_int(self.action_repeat) or self.action_repeat < 1:
+        if not is_integer(self.action_repeat, 1):
             raise ValueError(f"action_repeat={self.action_repeat!r} must be an integer of 1 or more.")
         for name in ("random_first_length", "show_last_action"):
             if not isinstance(getattr(self, name), bool):
@@ -103,7 +103,7 @@ def split_options(name: str, options: Mapping[str, Any], own: Sequence[str]) -> 
 
 def check_limit(option: str, value: Any) -> int:
     """Return a time limit; raises ValueError unless it is an integer of at least 1."""
-    if not _is_int(value) or value < 1:
+    if not is_integer(value, 1):
         raise ValueError(f"{option}={value!r} must be an integer of 1 or more.")
     return int(value)
 
@@ -177,7 +177,3 @@ def innermost(state: PyTree) -> PyTree:
 def _copied(state: PyTree) -> PyTree:
     """Return the state with dictionaries of its own: simulators write into those they are handed."""
     return jax.tree.map(lambda x: x, state)
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from podium import distributed, xla
-from podium.ranges import largest_divisor
+from podium.ranges import is_integer, largest_divisor
 from podium.types import PyTree
 
 Devices = int | Sequence[jax.Device] | None
@@ -56,7 +56,7 @@ def request_cpu_threads(number: int) -> str | None:
     Raises:
       ValueError: if `number` is not positive.
     """
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+    if not is_integer(number, 1):
         raise ValueError(f"cpu_threads={number!r} must be a positive integer; leave it out to use every core.")
     # What XLA's CPU client reads when it starts; there is no option of JAX.
     os.environ["PJRT_NPROC"] = str(number)
@@ -82,7 +82,7 @@ def resolve_devices(devices: Devices) -> list[jax.Device]:
         return _resolve_of_each_process(devices)
     if devices is None:
         return jax.devices()
-    if not isinstance(devices, int):
+    if not is_integer(devices):
         if not isinstance(devices, Sequence) or not all(isinstance(device, jax.Device) for device in devices):
             raise ValueError(f"devices={devices!r} must be a positive integer or a sequence of JAX devices.")
         if not devices:
@@ -131,7 +131,7 @@ def resolve_apart(acting: Devices, learning: Devices) -> tuple[list[jax.Device],
       ValueError: as `resolve_devices` does.
     """
     acting, learning = (1 if given is None else given for given in (acting, learning))
-    if not isinstance(acting, int) or not isinstance(learning, int):
+    if not is_integer(acting) or not is_integer(learning):
         return resolve_devices(acting), resolve_devices(learning)
     apart = acting + learning <= len(jax.local_devices())
     number = acting + learning if apart else max(acting, learning)
@@ -151,7 +151,7 @@ def share_devices(number: int, num_envs: int) -> tuple[int | None, int | None]:
 
 
 def _resolve_of_each_process(devices: Devices) -> list[jax.Device]:
-    if devices is not None and not isinstance(devices, int):
+    if devices is not None and not is_integer(devices):
         raise ValueError(f"devices={devices!r}: with several processes give the number of devices of each.")
     if devices is not None:
         request_devices(devices)
@@ -167,7 +167,7 @@ def _resolve_of_each_process(devices: Devices) -> list[jax.Device]:
 
 
 def _check_number(number: int) -> None:
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+    if not is_integer(number, 1):
         raise ValueError(f"devices={number!r} must be a positive integer; leave it out to use all.")
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from podium import seats
 from podium.agent import ActOutput, Agent, Aux, Plan, Transform
-from podium.ranges import check_positive, check_value
+from podium.ranges import check_positive, check_value, is_integer
 from podium.types import Array, EnvSpec, Key, PyTree, Trajectory
 
 
@@ -75,7 +75,7 @@ def gated(agent: Agent, games: int = 400, threshold: float = 0.55, every: int = 
     """
     check_positive(games=games)
     check_value("threshold", threshold, "fractions", "0.55 is AlphaGo Zero's")
-    if isinstance(every, bool) or not isinstance(every, int) or every < 2:
+    if not is_integer(every, 2):
         raise ValueError(f"every={every!r} must be an integer, 2 or more: one of so many environments is for the gate.")
     seats.check_agent(agent, "podium.gated")
 

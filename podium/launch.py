@@ -26,6 +26,7 @@ from podium.placement.contract import Placement
 from podium.placement.remote.engine import EngineError
 from podium.placement.remote.ray import Head, RayEngine, require_ray, to_numpy
 from podium.placement.threads.supervision import POLL_SECONDS, ActorError
+from podium.ranges import is_integer
 from podium.signals import catch_signals
 from podium.train import train
 
@@ -91,7 +92,7 @@ def launch(
 
 
 def _check_restarts(restarts: int, arguments: Mapping[str, Any]) -> None:
-    if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0:
+    if not is_integer(restarts, 0):
         raise ValueError(f"restarts={restarts!r} must be an integer of 0 or more; use 0 to end with the learner.")
     if restarts and arguments.get("run_dir") is None:
         raise ValueError(f"restarts={restarts} needs run_dir: a learner that died goes on from its checkpoint there.")

@@ -16,6 +16,7 @@ from podium.gated import gated
 from podium.host import HostEnvFactory
 from podium.league import league
 from podium.multi import groups, shared
+from podium.ranges import is_integer
 from podium.runs import RunFolder
 from podium.types import PyTree
 from podium.varied import varied
@@ -54,7 +55,7 @@ def load(
     env = load_env(folder) if env is None else env
     agent = _load_agent(folder, env) if agent is None else agent
     seeds = folder.config.get("seeds")
-    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
+    if not is_integer(seeds, 1):
         raise ValueError(f"The config of {folder.path} has seeds={seeds!r}, where a positive integer should be.")
     if not 0 <= seed < seeds:
         raise ValueError(f"seed={seed} is none of the run's {seeds} seeds; use 0 to {seeds - 1}.")

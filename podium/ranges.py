@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import numpy as np
@@ -38,14 +38,31 @@ class _Rule(NamedTuple):
     traced: bool = True
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+def is_integer(value: Any, least: int | None = None, most: int | None = None) -> TypeGuard[int]:
+    """Say whether a value is an integer, NumPy's too and no bool, from `least` to `most` where these are given.
+
+    >>> is_integer(np.int64(3), least=1), is_integer(True), is_integer(3.0), is_integer(3, 1, 2)
+    (True, False, False, False)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        return False
+    return (least is None or bool(value >= least)) and (most is None or bool(value <= most))
+
+
+def is_number(value: Any) -> bool:
+    """Say whether a value is a number of Python's or NumPy's; True and False are none."""
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+def plain(value: Any) -> Any:
+    """Return an integer as Python's, which no sum outgrows, and anything else as it is."""
+    return int(value) if is_integer(value) else value
 
 
 _RULES = {
     "flags": _Rule(lambda x: isinstance(x, bool), "True or False", traced=False),
-    "counts": _Rule(lambda x: _is_integer(x) and x >= 1, "an integer of 1 or more", traced=False),
-    "naturals": _Rule(lambda x: _is_integer(x) and x >= 0, "an integer of 0 or more", traced=False),
+    "counts": _Rule(lambda x: is_integer(x, 1), "an integer of 1 or more", traced=False),
+    "naturals": _Rule(lambda x: is_integer(x, 0), "an integer of 0 or more", traced=False),
     "sizes": _Rule(lambda x: 0 <= x < math.inf, "finite and 0 or more", traced=False),
     "ratios": _Rule(lambda x: 0 < x < math.inf, "finite and greater than 0", traced=False),
     "positive": _Rule(lambda x: 0 < x < math.inf, "finite and greater than 0"),
@@ -162,7 +179,7 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 def check_positive(**values: Any) -> None:
     """Raise ValueError for a value that is not a positive integer."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if not is_integer(value, 1):
             raise ValueError(f"{name}={value!r} must be a positive integer.")
 
 

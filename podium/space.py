@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from podium.ranges import is_integer
+
 Setting = dict[str, Any]
 
 
@@ -94,7 +96,7 @@ def settings_of(space: Space, samples: int | None, seed: int) -> list[Setting]:
         grid = itertools.product(*(values for values in space.values() if not isinstance(values, Draws)))
         found = [dict(zip(space, values, strict=True)) for values in grid]
     else:
-        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        if not is_integer(samples, 1):
             raise ValueError(f"samples={samples!r} must be an integer of 1 or more.")
         rng = np.random.default_rng(seed)
 
@@ -170,5 +172,5 @@ def _check_bounds(low: float, high: float, log: bool) -> None:
 
 
 def _check_number(number: int) -> None:
-    if isinstance(number, bool) or not isinstance(number, int) or number < 2:
+    if not is_integer(number, 2):
         raise ValueError(f"number={number!r} must be an integer of 2 or more; use 8.")

@@ -31,12 +31,12 @@ from podium.host import HostEnvFactory
 from podium.loop import Result
 from podium.narrow import narrow
 from podium.placement.anakin import Anakin
-from podium.ranges import check_positive, largest_divisor, nearest_multiples
+from podium.ranges import check_positive, is_integer, is_number, largest_divisor, nearest_multiples
 from podium.report import nbytes
 from podium.runs import CONFIG, check_new_folder
 from podium.schedule import Schedule, make_schedule
 from podium.space import Setting, Space, settings_of
-from podium.sweep_table import Group, Progress, first_reaching, is_number, rank, rows_of, write
+from podium.sweep_table import Group, Progress, first_reaching, rank, rows_of, write
 from podium.train import agent_record, resolve_env, train, usual_length
 from podium.varied import check_field, may_vary, varied
 
@@ -279,7 +279,7 @@ def _better_half(
 def _check_halvings(halve_at: Sequence[int], schedule: Schedule, settings: int) -> None:
     """Raise ValueError for steps at which settings cannot be halved."""
     for each in halve_at:
-        if isinstance(each, bool) or not isinstance(each, int) or each < 1:
+        if not is_integer(each, 1):
             raise ValueError(f"halve_at={list(halve_at)}: {each!r} must be a positive integer of environment steps.")
     updates = [steps // schedule.steps_per_update for steps in halve_at]
     if any(after <= before for before, after in itertools.pairwise([0, *updates, schedule.total])):

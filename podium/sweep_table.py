@@ -12,6 +12,7 @@ import numpy as np
 
 from podium.files import write_atomic, write_json
 from podium.loop import Result
+from podium.ranges import is_number
 from podium.sinks import interval, save_figure
 from podium.space import Setting
 
@@ -149,8 +150,3 @@ def _listed(value: Any) -> list[float]:
     """Return what a run says of each of its seeds, one or several; NaN where it says nothing."""
     listed: list[float] = np.ravel(np.asarray(value, float)).tolist()
     return listed
-
-
-def is_number(value: Any) -> bool:
-    """Say whether a value is one; True and False are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from podium import noisy, vision
-from podium.ranges import check_choice, check_value, did_you_mean
+from podium.ranges import check_choice, check_value, did_you_mean, is_integer
 from podium.seen import view_of
 from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree, is_spec
 
@@ -235,5 +235,5 @@ def apply_module(module: nn.Module, params: PyTree, *args: Any) -> Any:
 
 def check_sizes(name: str, sizes: Sequence[int]) -> None:
     """Raise ValueError unless `sizes` are positive integers."""
-    if not sizes or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
+    if not sizes or not all(is_integer(size, 1) for size in sizes):
         raise ValueError(f"{name}={sizes} must be positive integers, at least one.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from podium.host import HostEnvFactory
 from podium.loop import Result, Run
 from podium.placement.anakin import Anakin
 from podium.placement.contract import Placement, Program
+from podium.ranges import is_integer, plain
 from podium.recorder import Recorder, make_sinks
 from podium.runs import RunFolder, check_new_folder
 from podium.saved import read_saved
@@ -99,7 +100,7 @@ def train(
     """
     if resume and run_dir is None:
         raise ValueError("resume=True needs run_dir, the folder of the run to resume.")
-    _check_integers(
+    num_steps, num_envs, rollout_length, seeds, num_lanes, eval_episodes, keep_checkpoints = _integers(
         1,
         num_steps=num_steps,
         num_envs=num_envs,
@@ -109,7 +110,7 @@ def train(
         eval_episodes=eval_episodes,
         keep_checkpoints=keep_checkpoints,
     )
-    _check_integers(
+    seed, eval_every, eval_steps, checkpoint_every, log_every = _integers(
         0,
         seed=seed,
         eval_every=eval_every,
@@ -215,15 +216,17 @@ def usual_length(placement: Placement, agent: Agent, env: Env | HostEnvFactory) 
     return agent.rollout_length
 
 
-def _check_integers(least: int, **values: Any) -> None:
-    """Raise ValueError for a value that is no integer of at least `least`; None leaves the choice and passes."""
+def _integers(least: int, **values: Any) -> Iterable[Any]:
+    """Return the values, as Python's integers; raise ValueError for one that is no integer of at least `least`.
+
+    None leaves the choice, and passes.
+    """
     for name, value in values.items():
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if value is not None and not is_integer(value, least):
             rule = "a positive integer" if least else "an integer of 0 or more"
             near = isinstance(value, float) and np.isfinite(value) and value >= least
             raise ValueError(f"{name}={value!r} must be {rule}{f'; use {int(value)}' if near else ''}.")
+    return map(plain, values.values())
 
 
 def resolve_env(

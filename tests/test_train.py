@@ -47,6 +47,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> podium.Result:
     return train(run_dir=tmp_path_factory.mktemp("train") / "run")
 
 
+def test_integers_of_numpy_are_integers(run: podium.Result, tmp_path: Path) -> None:
+    """Also narrow ones, in which the steps of a run would not fit, and the run is resumed with Python's."""
+    narrow = {"num_envs": np.int8(16), "rollout_length": np.uint8(8), "seed": np.int64(0), "eval_episodes": np.int32(16)}
+    sizes: dict[str, Any] = {**narrow, "placement": podium.Anakin(np.int64(1))}
+    half = train(**sizes, num_steps=np.int16(5 * STEPS), run_dir=tmp_path / "run")
+    assert half.summary["env_steps"] == 5 * STEPS
+    assert json.loads((tmp_path / "run/config.json").read_text())["config"]["num_envs"] == 16
+    resumed = train(run_dir=tmp_path / "run", resume=True)
+    assert resumed.summary["params_sha256"] == run.summary["params_sha256"]
+    with pytest.raises(ValueError, match=r"num_envs=True must be a positive integer"):
+        train(num_envs=True)
+
+
 # Schedules.
 
 

@@ -20,6 +20,7 @@ from podium.envs.atari import compiler, pictures, starts, states
 from podium.envs.atari.emulator import Consoles, Emulator, Played, for_one
 from podium.envs.atari.games import GAMES, NUM_ACTIONS, find
 from podium.envs.atari.roms import find_rom
+from podium.ranges import is_integer, is_number
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, TimeStep
 
 OBSERVATIONS = ("pixels", "ram")
@@ -83,7 +84,7 @@ class Options:
             ("max_episode_frames", 1, 2**30),
         ):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            if not is_integer(value, least, most):
                 raise ValueError(f"{name}={value!r} must be an integer from {least} to {most}.")
         for name in ("life_loss", "full_action_space"):
             if not isinstance(getattr(self, name), bool):
@@ -91,7 +92,7 @@ class Options:
         if self.reward_clip not in (None, True, False):
             raise ValueError(f"reward_clip={self.reward_clip!r} must be True, False or None.")
         sticky = self.sticky_actions
-        if isinstance(sticky, bool) or not isinstance(sticky, int | float) or not 0 <= sticky <= 1:
+        if not is_number(sticky) or not 0 <= sticky <= 1:
             raise ValueError(f"sticky_actions={sticky!r} must be a probability, from 0 to 1.")
 
     @property

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium.env import Env, restart, transition
+from podium.ranges import is_integer
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree, Seen, TimeStep
 
 
@@ -74,7 +75,7 @@ def make_env(game: Rules, openings: int = 0, rules: bool = False) -> Env:
     Raises:
       ValueError: for `openings` that are no number of plies of this game.
     """
-    if isinstance(openings, bool) or not isinstance(openings, int) or not 0 <= openings < game.max_plies:
+    if not is_integer(openings, 0, game.max_plies - 1):
         raise ValueError(
             f"openings={openings!r} must be an integer, 0 to {game.max_plies - 1}: a game of {game.name} is over after "
             f"{game.max_plies} plies; {game.max_plies // 4 or 1} is usual."

@@ -15,7 +15,7 @@ import numpy as np
 
 from podium.env import Env
 from podium.games.players import Player, as_player
-from podium.ranges import check_positive
+from podium.ranges import check_positive, is_integer
 from podium.types import Array, EnvSpec, PyTree, Seen
 
 _ROWS, _COLUMNS = 6, 7
@@ -255,7 +255,7 @@ def positions(env: Env, number: int = 200, stones: int = 18, seed: int = 0) -> P
     """
     check_is_connect_four(env.spec, "positions")
     check_positive(number=number)
-    if isinstance(stones, bool) or not isinstance(stones, int) or not 14 <= stones <= 36:
+    if not is_integer(stones, 14, 36):
         raise ValueError(f"stones={stones!r} must be an integer, 14 to 36: fewer take too long to solve; 18 is usual.")
     solver, seen, rows, right = Solver(), set(), [], []
     play, batch = jax.jit(_play_randomly(env, stones), static_argnums=1), max(64, 4 * number)

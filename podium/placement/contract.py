@@ -20,7 +20,7 @@ from podium import distributed
 from podium.agent import Agent
 from podium.env import Env
 from podium.host import HostEnvFactory
-from podium.ranges import check_positive
+from podium.ranges import check_positive, plain
 from podium.replay.frames import stacks_of
 from podium.report import Report
 from podium.rollout import Rollout, RolloutState
@@ -364,7 +364,7 @@ class Placement:
         Raises:
           ValueError: for a size that does not fit, before anything is compiled.
         """
-        asked = Asked(num_envs, rollout_length, seeds, num_lanes, max_updates)
+        asked = Asked(*map(plain, (num_envs, rollout_length, seeds, num_lanes, max_updates)))
         self._check_asked(agent, env, asked)
         program = self.program(agent, env, asked)
         if agent.replay is not None and agent.replay.keeps_frames and stacks_of(env.spec.obs) is not None:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from podium.host import HostEnv, HostEnvFactory
+from podium.ranges import is_integer
 from podium.testing.errors import ContractError
 from podium.testing.specs import broken, check_frames, check_spec, is_spec, within
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, PyTree, TimeStep
@@ -78,7 +79,7 @@ def _check_description(envs: HostEnvFactory) -> None:
         raise ContractError(f"A {type(envs).__name__} was given; make it a podium.host.HostEnvFactory.")
     check_spec(envs.spec)
     frames = envs.frames_per_step
-    if isinstance(frames, bool) or not isinstance(frames, int) or frames < 1:
+    if not is_integer(frames, 1):
         raise broken(envs.spec, f"frames_per_step={frames!r}.", "It must be an int of at least 1.")
     try:
         json.dumps(envs.record)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from podium.ranges import is_integer
 from podium.testing.errors import ContractError
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, Seen, is_spec
 
@@ -44,7 +45,7 @@ def check_spec(spec: Any) -> None:
     if spec.num_agents is not None and spec.turns:
         raise broken(spec, "spec.turns is True where agents act together.", "They move in turn, or all at once.")
     limit = spec.max_episode_steps
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+    if limit is not None and not is_integer(limit, 1):
         raise broken(spec, f"spec.max_episode_steps={limit!r}.", "It must be an int of at least 1, or None.")
 
 
