@@ -314,7 +314,6 @@ def _check(config: Config) -> None:
         fractions=("epsilon_start", "epsilon_end"),
         shares=("tau",),
         counts=("target_update_period", "epsilon_decay_steps"),
-        flags=("double", "dueling"),
     )
     check_value("samples_per_insert", config.samples_per_insert, "sizes", "use 0 to go by num_updates")
     action_values.check_epsilons(config.epsilon_start, config.epsilon_end)

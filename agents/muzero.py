@@ -288,6 +288,5 @@ def _check(config: Config) -> None:
         not_negative=("anneal_steps", "weight_decay", "max_grad_norm", "value_coef"),
         fractions=("gamma", "td_lambda"),
         counts=("unroll_steps", "td_steps"),
-        flags=("rescale_search",),
     )
     check_atoms(config, "value_min", "value_max", "num_bins")

@@ -243,6 +243,5 @@ def _check(config: Config) -> None:
         not_negative=("anneal_steps", "max_grad_norm"),
         fractions=("gamma", "q_lambda", "epsilon_start", "epsilon_end"),
         counts=("num_epochs", "num_minibatches", "epsilon_decay_steps"),
-        flags=("normalize_obs", "layer_norm"),
     )
     action_values.check_epsilons(config.epsilon_start, config.epsilon_end)

@@ -156,7 +156,6 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         not_negative=("epsilon_spread", "rescale_eps"),
         fractions=("gamma", "max_priority_weight"),
         counts=("num_actors", "n_step"),
-        flags=("stored_state", "rescale_values"),
     )
     again = functools.partial(make, network=network, loss=loss)
     if network is None:

@@ -192,7 +192,7 @@ def make(
 
 def _check(config: Config) -> None:
     """Refuse what is out of range of the fields that are not DQN's."""
-    check_fields(config, positive=["noisy_std"], flags=["noisy"])
+    check_fields(config, positive=["noisy_std"])
     check_choice("head", config.head, tuple(HEADS))
     check_atoms(config, "v_min", "v_max", "num_atoms")
     if not (config.noisy or is_traced(config.epsilon_start)) and config.epsilon_start == 0:

@@ -333,6 +333,5 @@ def _check(config: Config) -> None:
         not_negative=("anneal_steps", "target_entropy_scale", "prediction_coef", "max_grad_norm"),
         fractions=("gamma", "td_lambda"),
         counts=("num_epochs", "num_minibatches"),
-        flags=("normalize_obs",),
     )
     check_atoms(config, "value_min", "value_max", "num_bins")

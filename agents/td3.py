@@ -287,6 +287,5 @@ def _check(config: Config) -> None:
         shares=("tau",),
         counts=("policy_delay",),
         naturals=("warmup_steps",),
-        flags=("normalize_obs",),
     )
     check_value("updates_per_step", config.updates_per_step, "ratios", "1.0 is usual")

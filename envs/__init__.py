@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from podium.env import Env
 from podium.envs import games, native, wrappers
 from podium.host import HostEnvFactory
-from podium.ranges import did_you_mean, is_number
+from podium.ranges import check_type, did_you_mean, is_number
 
 __all__ = [
     "Family",
@@ -75,8 +75,7 @@ def _gymnax_family() -> Family:
 
 
 def _factory_family() -> Family:
-    make = lambda name, **options: _factories[name](**options)
-    return Family(lambda: list(_factories), _factory_options, make, on_host=None)
+    return Family(lambda: list(_factories), _factory_options, _call_factory, on_host=None)
 
 
 def _suite(module: str) -> Callable[[], Family]:
@@ -204,6 +203,8 @@ def runs_on_host(name: str, options: Mapping[str, Any] | None = None) -> bool:
 
 def _family_of(name: str) -> Family:
     """Return the family that serves a name; raises ValueError where none does."""
+    if not isinstance(name, str):
+        raise ValueError(f"name={name!r} must be one of podium.envs.names().")
     for load_family in _families:
         family = load_family()
         if name in family.names() or (family.prefix and name.startswith(family.prefix)):
@@ -272,6 +273,15 @@ def near_misses(name: str, known: list[str], most: int = 3) -> list[str]:
     best = max(scores.values(), default=0.0)
     close = [other for other in known if scores[other] >= max(0.7, best - 0.1)]
     return sorted(close, key=lambda other: (-scores[other], plain(other) != plain(name)))[:most]
+
+
+def _call_factory(name: str, **options: Any) -> Env | HostEnvFactory:
+    factory = _factories[name]
+    if factory.__module__.startswith("podium."):  # What defaults of a user's own mean, only the user knows.
+        parameters = inspect.signature(factory).parameters
+        for option, value in options.items():
+            check_type(f"{name}: {option}", value, parameters[option].default)
+    return factory(**options)
 
 
 def _factory_options(name: str) -> list[str] | None:

@@ -65,6 +65,11 @@ def from_vector_env(
     make_vector_env: Callable[[int], Any], name: str | None, max_episode_steps: int | None, frames_per_step: int
 ) -> HostEnvFactory:
     """Return `podium.envs.from_gymnasium` of these arguments."""
+    if not callable(make_vector_env):
+        raise ValueError(
+            f"make_vector_env={make_vector_env!r} must be a function, (num_envs) -> gymnasium.vector.VectorEnv; what "
+            "Gymnasium has by name is podium.envs.make('gymnasium/NAME')."
+        )
     one = make_vector_env(1)
     name = type(one.unwrapped).__name__ if name is None else name
     try:

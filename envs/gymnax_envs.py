@@ -63,7 +63,7 @@ import numpy as np
 
 from podium.env import Env, restart, transition
 from podium.envs import render
-from podium.ranges import did_you_mean
+from podium.ranges import check_type, did_you_mean
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree, TimeStep
 
 
@@ -282,16 +282,7 @@ def _checked(name: str, option: str, default: Any, value: Any) -> Any:
         if value.shape != default.shape:
             raise ValueError(f"{name}: {option} has shape {value.shape}; it must have shape {default.shape}.")
         return value
-    is_bool = isinstance(value, bool | np.bool_)
-    is_int = isinstance(value, int | np.integer) and not is_bool
-    if isinstance(default, bool):
-        fits = is_bool
-    elif isinstance(default, int):
-        fits = is_int
-    else:
-        fits = is_int or isinstance(value, float | np.floating)
-    if not fits:
-        raise ValueError(f"{name}: {option}={value!r} must be of type {type(default).__name__}, as {default!r} is.")
+    check_type(f"{name}: {option}", value, default)
     return type(default)(value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -197,6 +198,10 @@ class Agent(NamedTuple):
     check: Callable[[EnvSpec, int], None] | None = None
     transforms: tuple[Transform, ...] = ()
 
+    def __repr__(self) -> str:
+        """Return the agent in a line: its functions would be a page."""
+        return f"Agent(name={self.name!r}, config={self.config!r})"
+
     @property
     def evaluated(self) -> Agent:
         """Return who plays where it is evaluated, loaded or evolved; itself where it has no `evaluation`."""
@@ -205,6 +210,13 @@ class Agent(NamedTuple):
     def bound(self, state: PyTree) -> Agent:
         """Return the agent with the numbers that are in its State; itself where it has no `settings`."""
         return self if self.settings is None else self.settings.bind(state)
+
+
+def check_is_agent(agent: Any) -> None:
+    """Raise ValueError for what is no `Agent`, such as the name of one, a Config or a module."""
+    if not isinstance(agent, Agent):
+        made = f"make({agent!r})" if isinstance(agent, str) else "ppo.make()"
+        raise ValueError(f"agent={reprlib.repr(agent)} is no Agent; make one, such as podium.agents.{made}.")
 
 
 def fresh_carry(agent: Agent, spec: EnvSpec, index: Array) -> PyTree:

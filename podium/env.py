@@ -38,6 +38,10 @@ class Env(NamedTuple):
     random_first_length: bool = False
     evaluation: Env | None = None
 
+    def __repr__(self) -> str:
+        """Return the environment in a line."""
+        return f"Env({self.spec!r})"
+
 
 def restart(obs: PyTree, info: dict[str, Any] | None = None, turn: Any = None) -> TimeStep:
     """Return the first TimeStep of an episode: reward 0, not ended. Give `turn` where `transition` is given it."""

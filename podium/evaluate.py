@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import reprlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,9 @@ import numpy as np
 from podium.agent import Agent, fresh_carry
 from podium.env import Env, traced_once
 from podium.episodes import any_agent, gained
-from podium.host import HostEnv, HostEnvFactory
-from podium.ranges import check_positive
-from podium.types import Array, EnvSpec, Key, PyTree
+from podium.host import HostEnv, HostEnvFactory, check_is_env
+from podium.ranges import check_positive, check_value
+from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree
 
 DEFAULT_MAX_STEPS = 10_000
 
@@ -261,8 +262,15 @@ def evaluate(
       (the fraction of episodes that the bound cut).
 
     Raises:
-      ValueError: for numbers that are not positive.
+      ValueError: for numbers out of range, for what is no policy or no environment, or where observations or actions
+        have another form than where the policy was trained.
     """
+    if not isinstance(policy, Policy):
+        got = reprlib.repr(policy)
+        raise ValueError(f"policy={got} is no Policy; give what podium.load returns, or podium.train(...).policy.")
+    check_is_env(env)
+    check_value("seed", seed, "naturals", "0 is usual")
+    _check_fits(policy.spec, env.spec)
     function: Callable[..., dict[str, Array] | None]
     if isinstance(env, HostEnvFactory):
         function = make_host_evaluator(policy.agent, env, num_episodes, max_steps, greedy)
@@ -271,3 +279,22 @@ def evaluate(
     metrics = function(jax.random.key(seed), policy.params)
     assert metrics is not None
     return {name: float(np.asarray(value)) for name, value in metrics.items()}
+
+
+def _check_fits(trained: EnvSpec, played: EnvSpec) -> None:
+    """Raise ValueError where a policy trained in one environment cannot act in the other."""
+    for name, one, other in (("observations", trained.obs, played.obs), ("actions", trained.action, played.action)):
+        if _form(one) != _form(other):
+            raise ValueError(
+                f"The policy was trained in {trained.name}, and {played.name} has {name} of another form: "
+                f"{_form(other)} in place of {_form(one)}."
+            )
+
+
+def _form(spec: Any) -> Any:
+    def say(leaf: ArraySpec | DiscreteSpec) -> str:
+        if isinstance(leaf, DiscreteSpec):
+            return f"{leaf.num_values} values"
+        return f"{jnp.dtype(leaf.dtype).name}{list(leaf.shape)}"
+
+    return jax.tree.map(say, spec, is_leaf=lambda leaf: isinstance(leaf, ArraySpec | DiscreteSpec))

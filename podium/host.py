@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import reprlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -78,6 +79,16 @@ class HostEnvFactory:
     evaluation: HostEnvFactory | None = None
     protocol: str = ""
     record: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def check_is_env(env: Any) -> None:
+    """Raise ValueError for what is neither an `Env` nor a `HostEnvFactory`, such as another library's environment."""
+    if not isinstance(env, Env | HostEnvFactory):
+        name = repr(env) if isinstance(env, str) else "name"
+        raise ValueError(
+            f"env={reprlib.repr(env)} is neither a podium.Env nor a podium.HostEnvFactory; make one by "
+            f"podium.envs.make({name}), or by podium.envs.from_gymnasium."
+        )
 
 
 def frames_per_step(env: Env | HostEnvFactory) -> int:

@@ -22,7 +22,7 @@ from podium.checkpoint import CheckpointError
 from podium.env import Env
 from podium.host import HostEnvFactory
 from podium.loop import NonFiniteError, Result
-from podium.placement.contract import Placement
+from podium.placement.contract import Placement, check_is_placement
 from podium.placement.remote.engine import EngineError
 from podium.placement.remote.ray import Head, RayEngine, require_ray, to_numpy
 from podium.placement.threads.supervision import POLL_SECONDS, ActorError
@@ -77,6 +77,7 @@ def launch(
     """
     ray = require_ray()
     _check_restarts(restarts, arguments)
+    check_is_placement(placement)
     if any(field.name == "engine" for field in dataclasses.fields(placement)):  # type: ignore[arg-type]
         placement = dataclasses.replace(placement, engine=RayEngine(dict(worker_options or {})))  # type: ignore
     elif not restarts:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -59,16 +61,25 @@ def plain(value: Any) -> Any:
     return int(value) if is_integer(value) else value
 
 
+def _is_real(value: Any) -> bool:
+    """Say whether a value is a number, or an array of one, as `jnp.float32(1)` is."""
+    if isinstance(value, jax.Array | np.ndarray):
+        return value.ndim == 0 and (
+            jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)
+        )
+    return is_number(value)
+
+
 _RULES = {
-    "flags": _Rule(lambda x: isinstance(x, bool), "True or False", traced=False),
+    "flags": _Rule(lambda x: isinstance(x, bool | np.bool_), "True or False", traced=False),
     "counts": _Rule(lambda x: is_integer(x, 1), "an integer of 1 or more", traced=False),
     "naturals": _Rule(lambda x: is_integer(x, 0), "an integer of 0 or more", traced=False),
-    "sizes": _Rule(lambda x: 0 <= x < math.inf, "finite and 0 or more", traced=False),
-    "ratios": _Rule(lambda x: 0 < x < math.inf, "finite and greater than 0", traced=False),
-    "positive": _Rule(lambda x: 0 < x < math.inf, "finite and greater than 0"),
-    "not_negative": _Rule(lambda x: 0 <= x < math.inf, "finite and 0 or more"),
-    "fractions": _Rule(lambda x: 0 <= x <= 1, "between 0 and 1"),
-    "shares": _Rule(lambda x: 0 < x <= 1, "greater than 0 and at most 1"),
+    "sizes": _Rule(lambda x: _is_real(x) and 0 <= x < math.inf, "finite and 0 or more", traced=False),
+    "ratios": _Rule(lambda x: _is_real(x) and 0 < x < math.inf, "finite and greater than 0", traced=False),
+    "positive": _Rule(lambda x: _is_real(x) and 0 < x < math.inf, "finite and greater than 0"),
+    "not_negative": _Rule(lambda x: _is_real(x) and 0 <= x < math.inf, "finite and 0 or more"),
+    "fractions": _Rule(lambda x: _is_real(x) and 0 <= x <= 1, "between 0 and 1"),
+    "shares": _Rule(lambda x: _is_real(x) and 0 < x <= 1, "greater than 0 and at most 1"),
 }
 
 
@@ -90,9 +101,10 @@ def check_fields(
     shares: Sequence[str] = (),
     counts: Sequence[str] = (),
     naturals: Sequence[str] = (),
-    flags: Sequence[str] = (),
 ) -> None:
     """Refuse a config with a field out of range; None passes where it is the field's default.
+
+    Fields whose default is True or False must be one of the two.
 
     Numbers may be traced, so that one program has settings as its data; their ranges are for the caller to check then.
 
@@ -104,11 +116,11 @@ def check_fields(
       shares: above 0 and up to 1.
       counts: integers of 1 or more; sizes, which cannot be traced.
       naturals: integers of 0 or more, likewise.
-      flags: True or False, likewise.
 
     Raises:
       ValueError: naming the first such field, its value and the rule.
     """
+    flags = [field.name for field in dataclasses.fields(config) if isinstance(field.default, bool)]
     named = {
         "flags": flags,
         "counts": counts,
@@ -162,6 +174,23 @@ def check_value(name: str, value: Any, rule: str, remedy: str) -> None:
             raise ValueError(f"{name} is traced, but must be {words} when the program is made; it cannot vary within.")
     elif not holds(value):
         raise ValueError(f"{name}={value!r} must be {words}; {remedy}.")
+
+
+def check_type(name: str, value: Any, default: Any) -> None:
+    """Refuse a value that is no truth, integer or number, where its default is one; an integer is a number too.
+
+    >>> check_type("rows", 2.5, 10)
+    Traceback (most recent call last):
+    ValueError: rows=2.5 must be of type int, as 10 is.
+    """
+    if isinstance(default, bool):
+        fits = isinstance(value, bool | np.bool_)
+    elif is_integer(default):
+        fits = is_integer(value)
+    else:
+        fits = not is_number(default) or is_number(value)
+    if not fits:
+        raise ValueError(f"{name}={value!r} must be of type {type(default).__name__}, as {default!r} is.")
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:

@@ -230,6 +230,15 @@ class Recorder:
         return self._earlier_seconds + time.perf_counter() - self._began
 
 
+def check_sinks(sinks: Sequence[Any]) -> None:
+    """Raise ValueError unless all can take rows of metrics and a summary."""
+    if not isinstance(sinks, Sequence):
+        raise ValueError(f"sinks={sinks!r} must be a sequence of sinks; one is given as [sink].")
+    for sink in sinks:
+        if not all(callable(getattr(sink, name, None)) for name in ("write", "close")):
+            raise ValueError(f"sinks={list(sinks)!r}: {sink!r} must have the methods write(row) and close(summary).")
+
+
 def make_sinks(
     schedule: Schedule,
     progress: bool,

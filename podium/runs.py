@@ -101,6 +101,7 @@ class RunFolder:
         Raises:
           ValueError: there is no such folder, or its `config.json` is missing, broken or of another schema.
         """
+        check_is_path(path)
         path = Path(path)
         if not path.is_dir():
             raise ValueError(f"run_dir={path} is no folder; give the folder of an earlier run.")
@@ -163,12 +164,19 @@ class RunFolder:
             return None
 
 
+def check_is_path(path: Any) -> None:
+    """Raise ValueError for what names no folder."""
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(f"run_dir={path!r} must be the path of a folder.")
+
+
 def check_new_folder(path: Path | str, min_free_bytes: int = MIN_FREE_BYTES) -> None:
     """Check that a run folder can be made, and make nothing.
 
     Raises:
       ValueError: as `RunFolder.create` does.
     """
+    check_is_path(path)
     _check_vacant(Path(path))
     _check_space(Path(path), min_free_bytes)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from podium.agent import ActOutput, Agent
+from podium.agent import ActOutput, Agent, check_is_agent
 from podium.types import Array, EnvSpec, Key, PyTree, Seen, Trajectory
 
 
@@ -76,6 +76,7 @@ def check_rounds(num_envs: int, num_groups: int, who: str, what: str) -> None:
 
 def check_agent(agent: Agent, who: str) -> None:
     """Raise ValueError for an agent that a part of its moves says too little."""
+    check_is_agent(agent)
     if agent.reward_discount is not None:
         raise ValueError(
             f"{agent.name} keeps discounted sums of rewards (normalize_reward=True), and in a game of two no sum of "

@@ -8,9 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from podium.ranges import is_integer
+from podium.ranges import is_integer, is_number
 
 Setting = dict[str, Any]
 
@@ -68,6 +69,16 @@ def linear_range(low: float, high: float, number: int) -> tuple[float, ...]:
     _check_bounds(low, high, log=False)
     _check_number(number)
     return tuple(float(x) for x in np.linspace(low, high, number))
+
+
+def listed(space: Space) -> Space:
+    """Return a space with lists in place of arrays of one axis, such as `np.geomspace` returns.
+
+    >>> listed({"gamma": np.linspace(0.5, 1.0, 2), "memory": ("none", "gru")})
+    {'gamma': [0.5, 1.0], 'memory': ('none', 'gru')}
+    """
+    is_row = lambda values: isinstance(values, np.ndarray | jax.Array) and values.ndim == 1
+    return {name: values.tolist() if is_row(values) else values for name, values in space.items()}  # type: ignore[union-attr]
 
 
 def settings_of(space: Space, samples: int | None, seed: int) -> list[Setting]:
@@ -165,6 +176,9 @@ def _value(text: str) -> Any:
 
 
 def _check_bounds(low: float, high: float, log: bool) -> None:
+    for name, bound in (("low", low), ("high", high)):
+        if not is_number(bound):
+            raise ValueError(f"{name}={bound!r} must be a number.")
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"low={low} must be less than high={high}, and both finite; exchange them.")
     if log and low <= 0:

@@ -35,7 +35,7 @@ from podium.ranges import check_positive, is_integer, is_number, largest_divisor
 from podium.report import nbytes
 from podium.runs import CONFIG, check_new_folder
 from podium.schedule import Schedule, make_schedule
-from podium.space import Setting, Space, settings_of
+from podium.space import Setting, Space, listed, settings_of
 from podium.sweep_table import Group, Progress, first_reaching, rank, rows_of, write
 from podium.train import agent_record, resolve_env, train, usual_length
 from podium.varied import check_field, may_vary, varied
@@ -105,7 +105,8 @@ def sweep(
 
     Args:
       make: a module with `make` and `Config`, as `podium.agents.ppo`; or `(config) -> Agent`, with `config`.
-      space: by field of the configuration a sequence of values, such as `podium.log_range`, or `podium.Draws`.
+      space: by field of the configuration a sequence or an array of values, such as `podium.log_range`, or
+        `podium.Draws`.
       env: a pure environment, or a name for `podium.envs.make`.
       num_steps: environment steps of each setting and seed.
       seeds: of each setting.
@@ -137,6 +138,9 @@ def sweep(
     check_positive(seeds=seeds, **({} if at_once is None else {"at_once": at_once}))
     if resume and run_dir is None:
         raise ValueError("resume=True needs run_dir, the folder of the sweep to resume.")
+    if not isinstance(space, Mapping):
+        raise ValueError(f"space={space!r} must be a mapping from fields of the configuration to their values.")
+    space = listed(space)
     _check_fields(space, config)
     settings = settings_of(space, samples, seed)
     agents = [_made(make, config, setting) for setting in settings]

@@ -10,16 +10,16 @@ from typing import Any, Literal
 import numpy as np
 
 from podium import distributed
-from podium.agent import Agent, Transform
+from podium.agent import Agent, Transform, check_is_agent
 from podium.env import Env
 from podium.evaluate import longest_episode, longest_evaluated
 from podium.evaluator import Evaluator
-from podium.host import HostEnvFactory
+from podium.host import HostEnvFactory, check_is_env
 from podium.loop import Result, Run
 from podium.placement.anakin import Anakin
-from podium.placement.contract import Placement, Program
+from podium.placement.contract import Placement, Program, check_is_placement
 from podium.ranges import is_integer, plain
-from podium.recorder import Recorder, make_sinks
+from podium.recorder import Recorder, check_sinks, make_sinks
 from podium.runs import RunFolder, check_new_folder
 from podium.saved import read_saved
 from podium.schedule import Pace, Schedule, make_schedule
@@ -121,7 +121,10 @@ def train(
     if wandb not in ("disabled", "offline", "online"):
         raise ValueError(f"wandb={wandb!r} is not a mode; use 'disabled', 'offline' or 'online'.")
     env, env_record = resolve_env(env, env_options)
+    check_is_agent(agent)
     placement = Anakin() if placement is None else placement
+    check_is_placement(placement)
+    check_sinks(sinks)
     if rollout_length is None:
         rollout_length = usual_length(placement, agent, env)
     schedule = make_schedule(
@@ -233,6 +236,8 @@ def resolve_env(
     env: Env | HostEnvFactory | str, options: Mapping[str, Any] | None
 ) -> tuple[Env | HostEnvFactory, dict[str, Any]]:
     """Return the environment, made if it is a name, and what is recorded of it."""
+    if not isinstance(options, Mapping | None):
+        raise ValueError(f"env_options={options!r} must be a mapping from the names of options to their values.")
     if isinstance(env, str):
         from podium import envs
 
@@ -240,6 +245,7 @@ def resolve_env(
             return envs.make(env, **(options or {})), {"name": env, "options": dict(options or {})}
         except RuntimeError as error:  # Data that the environment needs are missing.
             raise ValueError(str(error)) from error
+    check_is_env(env)
     if options:
         raise ValueError("env_options go with the name of an environment; this one is made already.")
     return env, {"name": env.spec.name, "options": None, "object": {"spec_sha256": env.spec.sha256()}}

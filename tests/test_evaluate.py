@@ -43,6 +43,28 @@ def test_the_return_of_a_known_policy() -> None:
     assert (left["eval_return"], left["eval_length"], left["eval_unfinished"]) == (0, 30, 0)
 
 
+def test_what_is_no_policy_and_where_it_cannot_act_are_refused() -> None:
+    env = envs.make("podium/Corridor", length=6, max_steps=30)
+    policy = podium.Policy(always(0), (), env.spec)
+    no_policy: Any
+    for no_policy in (always(0), None):
+        with pytest.raises(ValueError, match=r"policy=.* is no Policy; give what podium\.load returns"):
+            podium.evaluate(no_policy, env, 4)
+    elsewhere: Any
+    for elsewhere, words in (
+        ("podium/Corridor", r"make one by podium\.envs\.make\('podium/Corridor'\)"),
+        (
+            envs.make("podium/Corridor", length=7),
+            r"observations of another form: float32\[7\] in place of float32\[6\]",
+        ),
+    ):
+        with pytest.raises(ValueError, match=words):
+            podium.evaluate(policy, elsewhere, 4)
+    with pytest.raises(ValueError, match="seed=-1 must be an integer of 0 or more"):
+        podium.evaluate(policy, env, 4, seed=-1)
+    assert podium.evaluate(policy, envs.make("podium/Corridor", length=6, max_steps=9), 4)["eval_length"] == 9
+
+
 @pytest.mark.parametrize("episodes", [10, 49])
 def test_of_any_number_of_episodes_that_ended_none_is_unfinished(episodes: int) -> None:
     """No rounding either: ten times a tenth, in 32 bits, is more than one."""

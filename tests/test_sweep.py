@@ -123,6 +123,7 @@ def test_sizes_of_a_replay_are_programs_and_its_numbers_are_not(tmp_path: Path) 
     ("space", "changes", "words"),
     [
         ({}, {}, "varies nothing"),
+        ([0.9, 0.99], {}, r"space=\[0.9, 0.99\] must be a mapping from fields"),
         (
             {"num_envs": (8, 16)},
             {},

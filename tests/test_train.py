@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -49,7 +50,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> podium.Result:
 
 def test_integers_of_numpy_are_integers(run: podium.Result, tmp_path: Path) -> None:
     """Also narrow ones, in which the steps of a run would not fit, and the run is resumed with Python's."""
-    narrow = {"num_envs": np.int8(16), "rollout_length": np.uint8(8), "seed": np.int64(0), "eval_episodes": np.int32(16)}
+    narrow = {
+        "num_envs": np.int8(16),
+        "rollout_length": np.uint8(8),
+        "seed": np.int64(0),
+        "eval_episodes": np.int32(16),
+    }
     sizes: dict[str, Any] = {**narrow, "placement": podium.Anakin(np.int64(1))}
     half = train(**sizes, num_steps=np.int16(5 * STEPS), run_dir=tmp_path / "run")
     assert half.summary["env_steps"] == 5 * STEPS
@@ -332,6 +338,62 @@ def test_bad_arguments_are_refused_by_name(
     with pytest.raises(ValueError, match=named):
         train(run_dir=tmp_path / "run", **{name: value})
     assert not list(tmp_path.iterdir())
+
+
+OTHERS = {
+    "agent": [("ppo", r"podium\.agents\.make\('ppo'\)"), (ppo.Config(), "is no Agent"), (ppo, "is no Agent")],
+    "env": [(3, "make one by podium.envs.make"), ((1, 2), "neither a podium.Env nor"), (None, "neither a podium.Env")],
+    "placement": [("anakin", r"such as podium\.Anakin\(\)"), (podium.Single, r"give an object, such as Single\(\)")],
+    "env_options": [(["rows=5"], "must be a mapping")],
+    "sinks": [([print], r"must have the methods write\(row\) and close"), (print, "must be a sequence of sinks")],
+    "run_dir": [(3, "must be the path of a folder")],
+}
+
+
+@pytest.mark.parametrize(("name", "value", "words"), [(n, *case) for n, cases in OTHERS.items() for case in cases])
+def test_what_is_of_another_kind_is_refused_by_name(
+    name: str, value: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names, classes, modules and other libraries' objects, in place of an agent, an environment, a placement."""
+    monkeypatch.setattr(CompiledLoop, "compile", pytest.fail)
+    monkeypatch.setattr(CompiledLoop, "init", pytest.fail)
+    given: dict[str, Any] = {"agent": AGENT, "env": "podium/Catch", "run_dir": tmp_path / "run", name: value}
+    with pytest.raises(ValueError, match=rf"^{name}=.*{words}"):
+        podium.train(**given, num_steps=STEPS, num_envs=16, rollout_length=8, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_placement_builds_of_agents_and_environments_only() -> None:
+    sizes = {"num_envs": 16, "rollout_length": 8}
+    with pytest.raises(ValueError, match="agent='ppo' is no Agent"):
+        podium.Anakin(1).build("ppo", envs.make("podium/Catch"), **sizes)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"make one by podium\.envs\.make\('podium/Catch'\)"):
+        podium.Anakin(1).build(AGENT, "podium/Catch", **sizes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("learning_rate", "1e-3"),
+        ("learning_rate", None),
+        ("learning_rate", lambda step: 1e-3),
+        ("gamma", "0.9"),
+        ("gamma", True),
+        ("gamma", np.ones(2)),
+        ("hidden_sizes", 64),
+        ("hidden_sizes", "64"),
+        ("normalize_obs", 1),
+        ("normalize_obs", "no"),
+    ],
+)
+def test_a_setting_of_another_type_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{field}=.* must be "):
+        ppo.make(ppo.Config(**{field: value})).init(jax.random.key(0), envs.make("podium/Catch").spec)
+
+
+def test_numbers_of_numpy_and_jax_are_settings() -> None:
+    config = ppo.Config(learning_rate=np.float32(1e-3), gamma=jnp.float32(0.9), normalize_obs=np.bool_(True))
+    assert ppo.make(config).name == "ppo"
 
 
 @pytest.mark.parametrize("devices", [0, -1, 2.5, True, "8", [], [0], 9])

@@ -6,9 +6,8 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import jax
 import tyro
 
 import podium
@@ -18,7 +17,6 @@ from podium.commands.console import read_flags, read_options
 from podium.files import to_jsonable
 from podium.load import load_env
 from podium.runs import RunFolder
-from podium.types import ArraySpec, DiscreteSpec, EnvSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +64,6 @@ def run(argv: Sequence[str]) -> int:
     env = trained_in
     if flags.env is not None:
         env = envs.make(flags.env, **read_options(flags.env_options, "--env-options"))
-        check_fits(trained_in.spec, env.spec)
     cache.use_compilation_cache()
     policy = podium.load(flags.run_dir, step=checkpoint(flags.step), env=trained_in, seed=flags.policy)
     scores = podium.evaluate(policy, env, flags.episodes, flags.seed, flags.max_steps, flags.greedy)
@@ -92,23 +89,3 @@ def checkpoint(step: str) -> int | str | None:
     if step != "best" and not step.isdecimal():
         raise ValueError(f"--step={step} is no checkpoint; use newest, best, or a number of environment steps.")
     return step if step == "best" else int(step)
-
-
-def check_fits(trained: EnvSpec, played: EnvSpec) -> None:
-    """Raise ValueError where a policy trained in one environment cannot act in the other."""
-    for name, one, other in (("observations", trained.obs, played.obs), ("actions", trained.action, played.action)):
-        if _form(one) != _form(other):
-            raise ValueError(
-                f"The policy was trained in {trained.name}, and {played.name} has {name} of another form: "
-                f"{_form(other)} in place of {_form(one)}."
-            )
-
-
-def _form(spec: Any) -> Any:
-    def say(leaf: ArraySpec | DiscreteSpec) -> str:
-        if isinstance(leaf, DiscreteSpec):
-            return f"{leaf.num_values} values"
-        return f"{jax.numpy.dtype(leaf.dtype).name}{list(leaf.shape)}"
-
-    said = jax.tree.map(say, spec, is_leaf=lambda leaf: isinstance(leaf, (ArraySpec, DiscreteSpec)))
-    return said

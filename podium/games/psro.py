@@ -18,7 +18,7 @@ import numpy as np
 from scipy import optimize
 
 from podium import seats
-from podium.agent import ActOutput, Agent, Aux, Plan
+from podium.agent import ActOutput, Agent, Aux, Plan, check_is_agent
 from podium.env import Env, auto_reset
 from podium.evaluate import Policy
 from podium.files import name_of
@@ -26,6 +26,7 @@ from podium.games.exploitability import GameTree, Probabilities, exploitability,
 from podium.games.match import match
 from podium.games.players import check_two_players
 from podium.games.responses import Responses
+from podium.host import check_is_env
 from podium.placement import Anakin, Placement
 from podium.ranges import check_positive, nearest_multiples
 from podium.train import agent_record
@@ -193,6 +194,8 @@ def psro(
 
 def _check(env: Env, agent: Agent, num_envs: int, rollout_length: int, groups: int) -> None:
     """Raise ValueError for what no response can be trained in."""
+    check_is_env(env)
+    check_is_agent(agent)
     check_two_players(env, "psro")
     check_positive(groups=groups, rollout_length=rollout_length)
     if num_envs % (2 * groups):

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podium.agent import ActOutput, Agent, Plan, Replay, Transform
+from podium.agent import ActOutput, Agent, Plan, Replay, Transform, check_is_agent
 from podium.ranges import check_positive
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree, Trajectory, is_spec
 
@@ -42,6 +42,7 @@ def shared(agent: Agent, num_agents: int | None = None) -> Agent:
     """
     if num_agents is not None:
         check_positive(num_agents=num_agents)
+    check_is_agent(agent)
     if agent.reward_discount is not None:
         raise ValueError(
             f"{agent.name} keeps one discounted sum of rewards an environment (normalize_reward=True), and agents that "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
@@ -17,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium import distributed
-from podium.agent import Agent
+from podium.agent import Agent, check_is_agent
 from podium.env import Env
-from podium.host import HostEnvFactory
+from podium.host import HostEnvFactory, check_is_env
 from podium.ranges import check_positive, plain
 from podium.replay.frames import stacks_of
 from podium.report import Report
@@ -364,6 +365,8 @@ class Placement:
         Raises:
           ValueError: for a size that does not fit, before anything is compiled.
         """
+        check_is_agent(agent)
+        check_is_env(env)
         asked = Asked(*map(plain, (num_envs, rollout_length, seeds, num_lanes, max_updates)))
         self._check_asked(agent, env, asked)
         program = self.program(agent, env, asked)
@@ -414,3 +417,11 @@ class Placement:
             raise ValueError(f"{env.spec.name} is pure, and {name} takes environments on the CPU only; use Anakin.")
         if agent.check is not None:
             agent.check(env.spec, asked.num_envs)
+
+
+def check_is_placement(placement: Any) -> None:
+    """Raise ValueError for what is no `Placement`, such as the name or the class of one."""
+    if not isinstance(placement, Placement):
+        is_class = isinstance(placement, type) and issubclass(placement, Placement)
+        made = f"{placement.__name__}()" if is_class else "podium.Anakin()"
+        raise ValueError(f"placement={reprlib.repr(placement)} is no Placement; give an object, such as {made}.")

@@ -8,7 +8,7 @@ little. Their environments, and a replay where there is one, stay their own.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import ClassVar, NamedTuple
 
@@ -33,7 +33,7 @@ from podium.placement.contract import Acting, Asked, Placement, Program, RunStat
 from podium.ranges import check_fields
 from podium.report import NEVER, Move, Report, nbytes, roles_on
 from podium.rollout import RolloutState
-from podium.space import Space, read_space
+from podium.space import Space, listed, read_space
 from podium.tally import OF_EPISODES, Addition
 from podium.types import Array, Key, Metrics, PyTree
 
@@ -120,7 +120,9 @@ class Population(Placement):
             raise ValueError(f"share={self.share} must be above 0 and at most 0.5, half of the members; use 0.25.")
         if not self.perturb > 1:
             raise ValueError(f"perturb={self.perturb} must be greater than 1; use 1.2.")
-        space = self.space if isinstance(self.space, Mapping) else read_space(self.space)
+        if not isinstance(self.space, Mapping | Sequence) or isinstance(self.space, str):
+            raise ValueError(f"space={self.space!r} must be a mapping from settings to their values or range.")
+        space = listed(self.space) if isinstance(self.space, Mapping) else read_space(self.space)
         if not space:
             raise ValueError(
                 'space is empty, so members would be alike; use such as {"learning_rate": podium.log_range(1e-5, 1e-2, '

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from podium import placement as registry
-from podium.agent import Agent
+from podium.agent import Agent, check_is_agent
 from podium.devices import resolve_devices
 from podium.env import Env
 from podium.host import HostEnvFactory
@@ -163,6 +163,7 @@ def plan(
     Raises:
       ValueError: an argument is out of range.
     """
+    check_is_agent(agent)
     num_envs = 64 if num_envs is None else num_envs
     length = agent.rollout_length if rollout_length is None else rollout_length
     check_positive(num_envs=num_envs, rollout_length=length)

@@ -50,6 +50,8 @@ def check_env(env: Env, *, num_steps: int = 200, key: Key | None = None) -> None
     """
     if num_steps < 1:
         raise ValueError(f"num_steps={num_steps} is below 1.")
+    if not isinstance(env, Env):
+        raise ContractError(f"{env!r} was given; make it a podium.env.Env.")
     key = jax.random.key(0) if key is None else key
     check_spec(env.spec)
     _check_structure(env)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import podium
-from podium import testing
+from podium import multi, testing
 from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo, sac, td3
 from podium.types import DiscreteSpec
 
@@ -79,6 +79,14 @@ def test_what_is_no_config_of_an_agent_is_refused(config: Any) -> None:
     name = "dqn" if isinstance(config, apex.Config) else "ppo"
     with pytest.raises(ValueError, match=rf"^config=.* no Config of {name}; give a podium.agents.{name}.Config, or "):
         podium.agents.make(name, config)
+
+
+@pytest.mark.parametrize(
+    "take", [podium.league, podium.gated, multi.shared, lambda agent: podium.plan(agent, "podium/Catch")]
+)
+def test_what_is_no_agent_is_refused_by_all_that_take_one(take: Any) -> None:
+    with pytest.raises(ValueError, match=r"agent='ppo' is no Agent; make one, such as podium\.agents\.make\('ppo'\)"):
+        take("ppo")
 
 
 @pytest.mark.parametrize("name", sorted(set(AGENTS) - NIGHTLY))

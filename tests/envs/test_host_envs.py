@@ -292,6 +292,7 @@ def test_gymnasium_processes_give_what_one_process_gives():
     ("make", "sentence"),
     [
         (lambda: lines("NextStep", start=1), "SyncVectorEnv has a Discrete space that starts at 1; wrap it"),
+        (lambda: envs.from_gymnasium(3), "make_vector_env=3 must be a function"),
         (lambda: envs.make("gymnasium/NoSuch-v0"), "gymnasium cannot make gymnasium/NoSuch-v0"),
         (lambda: envs.make("gymnasium/CartPole-v1", gravitas=1), "gymnasium cannot make .* 'gravitas'"),
         (

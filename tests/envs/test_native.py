@@ -71,6 +71,8 @@ def test_repeat_first_shows_the_cue_once_and_pays_for_it():
     ("name", "options"),
     [
         ("podium/Catch", {"rows": 1}),
+        ("podium/Catch", {"rows": "5"}),
+        ("podium/Catch", {"rows": 5.5}),
         ("podium/Catch", {"rows": 3, "columns": 9}),
         ("podium/Corridor", {"length": 1}),
         ("podium/Corridor", {"length": 9, "max_steps": 7}),
