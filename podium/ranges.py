@@ -184,8 +184,9 @@ def check_type(name: str, value: Any, default: Any) -> None:
     ValueError: rows=2.5 must be of type int, as 10 is.
     """
     if isinstance(default, bool):
-        fits = isinstance(value, bool | np.bool_)
-    elif is_integer(default):
+        check_value(name, value, "flags", f"{default} is usual")
+        return
+    if is_integer(default):
         fits = is_integer(value)
     else:
         fits = not is_number(default) or is_number(value)
