@@ -18,7 +18,6 @@ from podium.agent import ActOutput, Agent, Plan
 from podium.agents import ppo
 from podium.multi import shared
 from podium.networks import Network
-from podium.ranges import check_value
 from podium.types import Array, EnvSpec, Key, PyTree, Seen, Trajectory
 
 
@@ -45,7 +44,6 @@ def make(config: Config = Config(), network: Network | None = None, loss: ppo.Lo
       ValueError: as `ppo.make` and `podium.multi.shared`; from `init`, for `central_critic` where observations have no
         `world`.
     """
-    check_value("central_critic", config.central_critic, "flags", "True is MAPPO")
     base = ppo.make(config, network, loss)
     agent = shared(base if config.central_critic else _without_world(base))
 

@@ -254,14 +254,8 @@ def _train(flags: GpuFlags, deadline: float) -> dict[str, Any]:
     write_json(written, row)
 
     on_cpu = {**machine.environment(), "JAX_PLATFORMS": "cpu"}
-    play = [
-        "evaluate",
-        str(folder),
-        "--episodes",
-        "10",
-        "--json",
-        *("" if flags.small else f"--env {flags.game}-v5").split(),
-    ]
+    elsewhere = [] if flags.small else ["--env", f"{flags.game}-v5"]
+    play = ["evaluate", str(folder), "--episodes", "10", "--json", *elsewhere]
     with concurrent.futures.ThreadPoolExecutor(3) as threads:
         keep = Piece("policy", "gpu_checks.py", shlex.join(["policy", "--run", str(folder), "--out", str(policy)]))
         left = max(1.0, deadline - time.monotonic())
