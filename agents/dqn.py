@@ -19,7 +19,7 @@ import optax
 
 from podium import replay
 from podium.agent import ActOutput, Agent, Aux, Plan, Replay
-from podium.networks import Network, num_actions, policy_mask, q_network
+from podium.networks import Network, brought_or, num_actions, policy_mask, q_network
 from podium.ops import action_values, optimizers
 from podium.ops.counts import Count
 from podium.ops.statistics import count_valid, masked_means
@@ -229,8 +229,8 @@ def make(
         buffer = config.buffer()
     if config.samples_per_insert:
         buffer = buffer._replace(samples_per_insert=config.samples_per_insert)
-    if network is None:
-        network = q_network(config.hidden_sizes, config.activation, config.dueling, config.torso, config.dtype)
+    sizes = config.hidden_sizes, config.activation, config.dueling, config.torso, config.dtype
+    network = brought_or(network, lambda: q_network(*sizes))
     if network.recurrent:
         raise ValueError("network has memory, but single steps are replayed; pass one without, or use r2d2.")
     clip = optax.clip_by_global_norm(config.max_grad_norm) if is_on(config.max_grad_norm) else optax.identity()

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import optax
 
 from podium.agent import ActOutput, Agent, Aux, Plan
-from podium.networks import Network, num_actions, policy_mask, q_network
+from podium.networks import Network, brought_or, num_actions, policy_mask, q_network
 from podium.ops import action_values, optimizers, returns, statistics
 from podium.ops.counts import Count
 from podium.ops.statistics import RunningStats, count_rows, masked_means
@@ -157,9 +157,8 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         observations.
     """
     _check(config)
-    if network is None:
-        sizes = config.hidden_sizes, config.activation, False, config.torso, config.dtype
-        network = q_network(*sizes, config.memory, config.memory_size, config.layer_norm)
+    sizes = config.hidden_sizes, config.activation, False, config.torso, config.dtype
+    network = brought_or(network, lambda: q_network(*sizes, config.memory, config.memory_size, config.layer_norm))
     optimizer = optimizers.make("radam", config.optimizer_eps, config.max_grad_norm)
 
     def init(key: Key, spec: EnvSpec) -> State:

@@ -29,7 +29,7 @@ import optax
 from podium import replay
 from podium.agent import ActOutput, Agent, Aux
 from podium.agents import apex, dqn
-from podium.networks import Network, q_network, remember
+from podium.networks import Network, brought_or, q_network, remember
 from podium.ops import action_values, returns
 from podium.ops.rescaling import rescale, unrescale
 from podium.ops.statistics import masked_means
@@ -158,11 +158,10 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         counts=("num_actors", "n_step"),
     )
     again = functools.partial(make, network=network, loss=loss)
-    if network is None:
-        sizes = config.hidden_sizes, config.activation, config.dueling, config.torso, config.dtype
-        network = q_network(*sizes, config.memory, config.memory_size)
-        if not network.recurrent:
-            raise ValueError("memory='none', but r2d2 replays what a memory made of windows; use gru or lstm, or dqn.")
+    if network is None and config.memory == "none":
+        raise ValueError("memory='none', but r2d2 replays what a memory made of windows; use gru or lstm, or dqn.")
+    sizes = config.hidden_sizes, config.activation, config.dueling, config.torso, config.dtype
+    network = brought_or(network, lambda: q_network(*sizes, config.memory, config.memory_size))
     if not network.recurrent:
         raise ValueError("network has no memory, but r2d2 learns from windows; pass one with memory, or use dqn.")
     buffer = replay.sequences(

@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -60,6 +61,22 @@ class Network(NamedTuple):
     unroll: Unroll
     recurrent: bool = False
     policy_mask: Callable[[PyTree], PyTree] = lambda params: True
+
+
+def brought_or(network: Network | None, make: Callable[[], Network]) -> Network:
+    """Return the network that a user brings to an agent, or what `make` returns where that is None.
+
+    Raises:
+      ValueError: it is no `Network`.
+    """
+    if network is None:
+        return make()
+    if not isinstance(network, Network):
+        raise ValueError(
+            f"network={reprlib.repr(network)} is no Network; leave it out for one of the sizes in Config, or make one: "
+            "networks.actor_critic, networks.q_network, or networks.from_nnx of a flax module."
+        )
+    return network
 
 
 _batch_mesh: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("batch_mesh", default=None)

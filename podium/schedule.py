@@ -21,6 +21,9 @@ FEW, FEWEST = 16, 8
 LEAST, LAST_LEAST = 1_000, 2_000
 """Steps that every episode gets whatever the share pays, and in the last evaluation, which is the one reported."""
 
+MOST = 2**31 - 1
+"""Environment steps of one iteration, which compiled programs number with int32."""
+
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationPlan:
@@ -139,6 +142,11 @@ def make_schedule(
     Raises:
       ValueError: for negative intervals, a budget below one iteration, or one below a step of each episode.
     """
+    if steps_per_update > MOST:
+        raise ValueError(
+            f"num_envs * rollout_length = {steps_per_update} is more than one iteration can count, {MOST}; use fewer "
+            "environments or shorter rollouts."
+        )
     if num_steps < steps_per_update:
         raise ValueError(
             f"num_steps={num_steps} is less than one iteration of num_envs * rollout_length = {steps_per_update} "

@@ -222,9 +222,14 @@ def usual_length(placement: Placement, agent: Agent, env: Env | HostEnvFactory) 
 def _integers(least: int, **values: Any) -> Iterable[Any]:
     """Return the values, as Python's integers; raise ValueError for one that is no integer of at least `least`.
 
-    None leaves the choice, and passes.
+    None leaves the choice, and passes. Steps are counted below 2^63, and what an array may have below 2^31.
     """
     for name, value in values.items():
+        bits = 63 if "step" in name or "every" in name or name == "seed" else 31
+        if is_integer(value, 2**bits):
+            raise ValueError(
+                f"{name}={value!r} is more than can be counted; use at most 2**{bits} - 1 = {2**bits - 1}."
+            )
         if value is not None and not is_integer(value, least):
             rule = "a positive integer" if least else "an integer of 0 or more"
             near = isinstance(value, float) and np.isfinite(value) and value >= least

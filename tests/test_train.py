@@ -79,6 +79,14 @@ def test_a_budget_below_one_iteration_is_refused() -> None:
         make_schedule(127, 128)
 
 
+def test_an_iteration_of_more_steps_than_a_program_numbers_is_refused() -> None:
+    make_schedule(2**40, 2**31 - 1)
+    with pytest.raises(
+        ValueError, match=r"num_envs \* rollout_length = 2147483648 is more than one iteration can count"
+    ):
+        make_schedule(2**40, 2**31)
+
+
 def test_intervals_are_rounded_up_and_have_defaults() -> None:
     schedule = make_schedule(12_800, 128, eval_every=129, checkpoint_every=None, log_every=1)
     assert schedule == Schedule(total=100, log=1, evaluate=2, checkpoint=2, steps_per_update=128)
@@ -319,12 +327,12 @@ def test_a_refused_run_is_not_announced(run: podium.Result, tmp_path: Path) -> N
 BAD_SIZES = [
     (name, value)
     for name in ("num_steps", "num_envs", "rollout_length", "seeds", "eval_episodes", "num_lanes", "keep_checkpoints")
-    for value in (0, -1, 2.5, True, "8")
+    for value in (0, -1, 2.5, True, "8", 2**63)
 ]
 BAD_INTERVALS = [
     (name, value)
     for name in ("eval_every", "eval_steps", "checkpoint_every", "log_every", "seed")
-    for value in (-1, 2.5, True, math.nan)
+    for value in (-1, 2.5, True, math.nan, 2**63)
 ]
 
 

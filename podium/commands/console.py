@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import decimal
 import io
 import os
 import re
@@ -22,6 +23,8 @@ from podium.commands import plugins
 from podium.loop import NonFiniteError
 
 REFUSED, FAILED = 2, 1
+
+_REGISTRY = tyro.constructors.ConstructorRegistry()
 
 
 def guard(work: Callable[[], int]) -> int:
@@ -55,11 +58,29 @@ def read_flags(flags_class: Any, argv: Sequence[str], **options: Any) -> Any:
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(flags_class, args=list(argv), **options)
+            return tyro.cli(flags_class, args=list(argv), registry=_REGISTRY, **options)
     except SystemExit as end:
         if not end.code:
             raise
     raise ValueError(_sentence(complaint.getvalue()))
+
+
+def read_whole(text: str) -> int:
+    """Return the integer that a text is, also one written as 1e6.
+
+    >>> read_whole("1_000"), read_whole("1e6"), read_whole("2.5e3")
+    (1000, 1000000, 2500)
+
+    Raises:
+      ValueError: it is none.
+    """
+    with contextlib.suppress(ValueError):
+        return int(text)
+    with contextlib.suppress(decimal.InvalidOperation, OverflowError, ValueError):
+        number = decimal.Decimal(text)
+        if number == int(number):
+            return int(number)
+    raise ValueError(f"{text!r} is no integer, such as 1000000, 1_000_000 or 1e6")
 
 
 def read_options(pairs: Sequence[str], flag: str) -> dict[str, Any]:
@@ -81,6 +102,19 @@ def read_options(pairs: Sequence[str], flag: str) -> dict[str, Any]:
         except (ValueError, SyntaxError):
             options[name] = text
     return options
+
+
+@_REGISTRY.primitive_rule
+def _integers(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[int] | None:
+    if info.type is not int:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda texts: read_whole(texts[0]),
+        is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
+        str_from_instance=lambda number: [str(number)],
+    )
 
 
 def find(argv: Sequence[str], flag: str) -> str | None:
@@ -110,6 +144,8 @@ def _sentence(box: str) -> str:
     if "╭" not in box and len(sections) > 1:
         del sections[0]  # The title, which a drawn box has in its upper edge.
     first = " ".join(sections[0].split()).rstrip(".")
+    # Of a flag that may be left out, the complaint about None says nothing.
+    first = re.sub(r"no type matching .* Got errors: - <class 'NoneType'>: .* - <class '\w+'>: ", "", first)
     near = [
         line.split(" ")[0].rstrip(",")
         for section in sections

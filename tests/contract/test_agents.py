@@ -89,6 +89,16 @@ def test_what_is_no_agent_is_refused_by_all_that_take_one(take: Any) -> None:
         take("ppo")
 
 
+@pytest.mark.parametrize(
+    "name", ["ppo", "a2c", "impala", "mappo", "ippo", "dqn", "apex", "rainbow", "r2d2", "pqn", "vdn", "alphazero"]
+)
+def test_what_is_no_network_is_refused_by_all_that_take_one(name: str) -> None:
+    make = getattr(podium.agents, name).make
+    more = {"model": testing.probe_termination()} if name == "alphazero" else {}
+    with pytest.raises(ValueError, match=r"network='mlp' is no Network; leave it out .* networks\.from_nnx"):
+        make(network="mlp", **more)
+
+
 @pytest.mark.parametrize("name", sorted(set(AGENTS) - NIGHTLY))
 def test_agents_keep_the_contract(name: str) -> None:
     testing.check_agent(AGENTS[name], testing.probe_termination(continuous=AGENTS[name].name in BOUNDED))

@@ -39,7 +39,7 @@ from podium import presets
 from podium.agents import a2c, apex, dqn, impala, muzero, ppo, pqn, r2d2, rainbow, reppo, sac, td3
 from podium.checkpoint import CheckpointError
 from podium.commands import cache
-from podium.commands.console import REFUSED, guard, read_options
+from podium.commands.console import REFUSED, guard, read_flags, read_options
 from podium.commands.options import Options
 from podium.placement.compiled.chunk import CompiledLoop
 from podium.runs import RunFolder
@@ -355,6 +355,28 @@ def test_the_compilation_cache_is_the_users_own(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "file").touch()
     monkeypatch.setenv("PODIUM_CACHE", str(tmp_path / "file"))
     assert cache.use_compilation_cache() is None, "training goes on without"
+
+
+@dataclasses.dataclass
+class Flags:
+    num_steps: int = 1
+    eval_every: int | None = None
+
+
+@pytest.mark.parametrize("steps", ["1024", "1_024", "1.024e3", "1024.0"])
+def test_a_whole_number_may_be_written_as_people_write_it(steps: str) -> None:
+    read = read_flags(Flags, ["--num-steps", steps, "--eval-every", steps])
+    assert (read.num_steps, read.eval_every) == (1024, 1024) and type(read.num_steps) is int
+
+
+@pytest.mark.parametrize("flag", ["--num-steps", "--eval-every"])
+@pytest.mark.parametrize("text", ["1.5", "1M", "1e-3", "nan", "inf"])
+def test_what_is_no_whole_number_is_refused_in_a_sentence(flag: str, text: str) -> None:
+    sentence = (
+        f"Error parsing {flag}: '{text}' is no integer, such as 1000000, 1_000_000 or 1e6; --help lists every flag."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        read_flags(Flags, [flag, text])
 
 
 def test_options_are_literals_or_text() -> None:
