@@ -24,9 +24,11 @@ def test_rows_name_what_there_is(evidence: Any, capsys: pytest.CaptureFixture[st
     assert evidence.main(["--list"]) == 0
     names = capsys.readouterr().out.split()
     assert names == [row.name for row in evidence.ROWS] and len(set(names)) == len(names)
+    borrowed = {"ppo/Boxing-v5"}  # A preset made for another game, as its remark says.
     for row in evidence.ROWS:
         assert row.agent in podium.agents.names() and row.env in podium.envs.names()
-        assert row.preset == "none" or presets.of_agent(row.agent)[row.preset].env == row.env
+        made_for = "none" if row.preset == "none" else presets.of_agent(row.agent)[row.preset].env
+        assert made_for in ("none", row.env) or row.name in borrowed
 
 
 def test_a_row_that_is_none_is_refused(evidence: Any, capsys: pytest.CaptureFixture[str]) -> None:
