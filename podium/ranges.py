@@ -148,11 +148,12 @@ def check_atoms(config: Any, low: str, high: str, number: str) -> None:
     check_fields(config, counts=(number,))
     if count < 2:
         raise ValueError(f"{number}={count!r} must be an integer of 2 or more; {usual} is usual.")
-    least, largest = getattr(config, low), getattr(config, high)
-    if not (is_traced(least) or is_traced(largest)) and not -math.inf < least < largest < math.inf:
+    ends = least, largest = getattr(config, low), getattr(config, high)
+    known = not any(map(is_traced, ends))
+    if known and not (all(map(_is_real, ends)) and -math.inf < least < largest < math.inf):
         raise ValueError(
-            f"{low}={least!r} and {high}={largest!r} must be finite, {low} below {high}; use the least and the largest "
-            "discounted return there can be."
+            f"{low}={least!r} and {high}={largest!r} must be finite numbers, {low} below {high}; use the least and "
+            "the largest discounted return there can be."
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from typing import Any
 
@@ -300,8 +301,9 @@ def test_every_field_that_is_its_own_is_checked_above() -> None:
 def test_what_would_never_explore_has_memory_or_is_continuous_is_refused() -> None:
     with pytest.raises(ValueError, match="noisy=False and epsilon_start=0 would never explore; use noisy=True, or"):
         make(noisy=False)
-    with pytest.raises(ValueError, match="v_min=0.0 and v_max=0.0 must be finite, v_min below v_max; use the least"):
-        make(v_min=0.0, v_max=0.0)
+    for v_min in (1.0, "0", True, math.nan, np.zeros(1)):
+        with pytest.raises(ValueError, match=r"^v_min=.* and v_max=1.0 must be finite numbers, v_min below v_max; use"):
+            make(v_min=v_min, v_max=1.0)
     with pytest.raises(ValueError, match="network has memory"):
         rainbow.make(SMALL, network=actor_critic(memory="gru"))
     with pytest.raises(ValueError, match="the actions of pendulum are continuous"):
