@@ -249,9 +249,9 @@ def make_cell(memory: str, memory_size: int) -> Cell | None:
       ValueError: for an unknown name, or a size that is not positive.
     """
     check_choice("memory", memory, MEMORIES)
+    check_sizes("memory_size", (memory_size,))
     if memory == "none":
         return None
-    check_sizes("memory_size", (memory_size,))
     return GRU(memory_size) if memory == "gru" else LSTM(memory_size)
 
 

@@ -396,6 +396,8 @@ def test_bad_fields_are_refused_by_name(name: str, value: Any) -> None:
 def test_a_bad_memory_size_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="memory_size="):
         make(memory="gru", memory_size=0)
+    with pytest.raises(ValueError, match="memory_size="):  # Also where it would not be used.
+        make(memory_size="many")
 
 
 @pytest.mark.parametrize("obs", [DiscreteSpec(4), {"only": DiscreteSpec(4)}], ids=["lone", "dict"])
