@@ -63,8 +63,8 @@ class Network(NamedTuple):
     policy_mask: Callable[[PyTree], PyTree] = lambda params: True
 
 
-def brought_or(network: Network | None, make: Callable[[], Network]) -> Network:
-    """Return the network that a user brings to an agent, or what `make` returns where that is None.
+def brought_or(network: Network | None, make: Callable[[], Network], name: str = "network") -> Network:
+    """Return the network that a user brings to an agent as the argument `name`, or what `make` returns if that is None.
 
     Raises:
       ValueError: it is no `Network`.
@@ -73,8 +73,8 @@ def brought_or(network: Network | None, make: Callable[[], Network]) -> Network:
         return make()
     if not isinstance(network, Network):
         raise ValueError(
-            f"network={reprlib.repr(network)} is no Network; leave it out for one of the sizes in Config, or make one: "
-            "networks.actor_critic, networks.q_network, or networks.from_nnx of a flax module."
+            f"{name}={reprlib.repr(network)} is no Network; leave it out for one of Config, or make one, as "
+            "functions of podium.networks and podium.continuous do; networks.from_nnx makes one of a flax module."
         )
     return network
 

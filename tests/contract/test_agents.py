@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax.numpy as jnp
@@ -89,14 +90,18 @@ def test_what_is_no_agent_is_refused_by_all_that_take_one(take: Any) -> None:
         take("ppo")
 
 
+TAKE_NETWORK = ("ppo", "a2c", "impala", "mappo", "ippo", "dqn", "apex", "rainbow", "r2d2", "pqn", "vdn", "alphazero")
+
+
 @pytest.mark.parametrize(
-    "name", ["ppo", "a2c", "impala", "mappo", "ippo", "dqn", "apex", "rainbow", "r2d2", "pqn", "vdn", "alphazero"]
+    ("name", "argument"),
+    [*((name, "network") for name in TAKE_NETWORK), *itertools.product(("sac", "td3", "reppo"), ("policy", "critic"))],
 )
-def test_what_is_no_network_is_refused_by_all_that_take_one(name: str) -> None:
+def test_what_is_no_network_is_refused_by_all_that_take_one(name: str, argument: str) -> None:
     make = getattr(podium.agents, name).make
     more = {"model": testing.probe_termination()} if name == "alphazero" else {}
-    with pytest.raises(ValueError, match=r"network='mlp' is no Network; leave it out .* networks\.from_nnx"):
-        make(network="mlp", **more)
+    with pytest.raises(ValueError, match=rf"^{argument}='mlp' is no Network; leave it out .* networks\.from_nnx makes"):
+        make(**{argument: "mlp"}, **more)
 
 
 @pytest.mark.parametrize("name", sorted(set(AGENTS) - NIGHTLY))
