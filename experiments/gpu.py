@@ -141,15 +141,14 @@ def _atari(mode: str, num_envs: int, more: str = "", steps: int = 16, repeats: i
 
 def _beside_the_host(small: bool) -> list[Piece]:
     few = "--num-envs 8 --rollout-length 8 --updates 2 --repeats 1" if small else ""
-    networks = ("negligible",) if small else ("negligible", "nature_cnn", "impala_resnet")
+    usual = few or "--actor-threads 2 --repeats 1"
+    turns = {"negligible": f"--network negligible --stacks {usual}"}
+    if not small:
+        turns |= {network: f"--network {network} {usual}" for network in ("nature_cnn", "impala_resnet")}
+        sizes = "--actor-threads 2 --env-threads 4", "--actor-threads 1 --groups 4", "--actor-threads 4 --groups 1"
+        turns |= {f"negligible {each}": f"--network negligible {each} --repeats 1" for each in sizes}
     found = [
-        Piece(
-            f"sebulba {network}",
-            "benchmark.py",
-            f"sebulba --network {network} {few or '--actor-threads 2 --repeats 1'}",
-            cached=False,
-        )
-        for network in networks
+        Piece(f"sebulba {name}", "benchmark.py", f"sebulba {given}", cached=False) for name, given in turns.items()
     ]
     few = "--num-envs 8 --updates 2 --repeats 1" if small else ""
     found.append(Piece("central", "benchmark.py", f"central {few}", cached=False))

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
+from stacks import Stacks
 
 import podium
 from podium import DiscreteSpec, HostEnv, HostEnvFactory, vision
@@ -48,10 +49,14 @@ class SebulbaFlags:
     """Threads that act."""
     groups: int = 2
     """Batches that the environments of a thread form; one steps while another is acted for."""
+    env_threads: int | None = None
+    """Threads of envpool's for each batch under Sebulba; None for one a core, so that batches share the cores."""
     updates: int = 20
     """Updates in one timed turn, after a few that are not counted."""
     repeats: int = 3
     """Turns of each."""
+    stacks: bool = False
+    """Say in which lines the threads beside the learner's are, by looking at them all the time, which costs some."""
 
 
 class EveryTwelfth(nn.Module):
@@ -68,11 +73,13 @@ def measure(flags: SebulbaFlags) -> dict[str, Any]:
     envs = podium.envs.make(flags.env)
     if not isinstance(envs, HostEnvFactory) or not isinstance(envs.spec.action, DiscreteSpec):
         raise ValueError(f"env={flags.env!r} must run on the CPU and have discrete actions, as Pong-v5.")
-    turns, alone = [], [_steps_alone(envs, flags)]
+    acted = envs if flags.env_threads is None else podium.envs.make(flags.env, num_threads=flags.env_threads)
+    assert isinstance(acted, HostEnvFactory)
+    turns, alone, stacks = [], [_steps_alone(envs, flags)], Stacks()
     for _ in range(flags.repeats):
         lax = unittest.mock.patch.object(vision, "convolve", vision.lax_convolve)
         with lax if flags.convolution == "lax" else contextlib.nullcontext():
-            turns.append(_turn(envs, flags))
+            turns.append(_turn(acted, flags, stacks if flags.stacks else contextlib.nullcontext()))
         alone.append(_steps_alone(envs, flags))
     around = [(before + after) / 2 for before, after in zip(alone, alone[1:], strict=False)]
     ratios = [turn["steps_per_second"] / rate for turn, rate in zip(turns, around, strict=True)]
@@ -83,6 +90,7 @@ def measure(flags: SebulbaFlags) -> dict[str, Any]:
         "environments_alone_steps_per_second": statistics.median(alone),
         "ratio": statistics.median(ratios),
         "ratios": ratios,
+        **({"threads_are_in": stacks.shares()} if flags.stacks else {}),
     }
 
 
@@ -94,7 +102,7 @@ def _agent(flags: SebulbaFlags) -> podium.Agent:
     return ppo.make(ppo.Config(**network, num_epochs=flags.epochs, num_minibatches=flags.minibatches))
 
 
-def _turn(envs: HostEnvFactory, flags: SebulbaFlags) -> dict[str, float]:
+def _turn(envs: HostEnvFactory, flags: SebulbaFlags, timed: contextlib.AbstractContextManager[Any]) -> dict[str, float]:
     """Build, warm up until the queue is full, and time updates that follow one another without a pause."""
     placement = podium.Sebulba(actor_threads=flags.actor_threads, groups=flags.groups)
     sizes = {"num_envs": flags.num_envs, "rollout_length": flags.rollout_length}
@@ -102,9 +110,10 @@ def _turn(envs: HostEnvFactory, flags: SebulbaFlags) -> dict[str, float]:
     try:
         state, _ = program.chunk(program.init(0), min(WARM_UP, flags.updates))
         memory = _resident_mib()
-        began = time.perf_counter()
-        _, metrics = program.chunk(state, flags.updates)
-        seconds = time.perf_counter() - began
+        with timed:
+            began = time.perf_counter()
+            _, metrics = program.chunk(state, flags.updates)
+            seconds = time.perf_counter() - began
         grown = _resident_mib() - memory  # Before the threads end and give theirs back.
         values: dict[str, np.ndarray] = {name: np.asarray(value) for name, value in metrics.items()}
     finally:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import statistics
+import threading
+import time
 from typing import Any
 
 import benchmark
@@ -12,8 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tag_rate
+from stacks import Stacks
 
 import podium
+from podium.placement.threads.channels import LatestParams
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec
 
 COMMON = {"what", "devices", "seconds", "repeats", "compile_seconds", "versions", "hardware"}
@@ -188,6 +192,21 @@ def test_sebulba_stands_beside_its_environments_alone(capsys: pytest.CaptureFixt
     assert row["steps_per_second"] == pytest.approx(4 * 4 * 2 / row["seconds"])
     assert row["env_seconds"] > 0 and row["inference_seconds"] > 0 and row["learn_seconds"] > 0
     assert 0 <= row["learner_idle"] <= 1 and row["environments_alone_steps_per_second"] > 0
+    assert "threads_are_in" not in row
+
+
+def test_stacks_say_where_threads_are() -> None:
+    latest, stop = LatestParams(), threading.Event()
+    thread = threading.Thread(target=lambda: latest.get(0, stop))
+    stacks = Stacks(seconds=0.001)
+    thread.start()
+    with stacks:
+        time.sleep(0.2)
+    latest.publish((), 0)
+    thread.join()
+    shares = stacks.shares()
+    waits = [share for where, share in shares.items() if where.endswith("self._condition.wait(POLL_SECONDS)")]
+    assert len(waits) == 1 and 0 < waits[0] <= sum(shares.values()) <= 1 + 1e-9
 
 
 @pytest.mark.slow
