@@ -16,7 +16,7 @@ import pytest
 
 import podium
 from everywhere import ONE_DEVICE, PLACEMENTS, assert_same, state_under
-from podium import envs, testing
+from podium import envs, presets, testing
 from podium.agent import Agent
 from podium.agents import muzero
 from podium.env import auto_reset
@@ -394,11 +394,12 @@ def test_without_mctx_the_extra_is_named(name: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.learning
 def test_it_learns_cartpole() -> None:
-    config = podium.presets.of_agent("muzero")["cartpole"].values
+    config = presets.of_agent("muzero")["cartpole"].values
     sizes = {name: config[name] for name in ("num_envs", "rollout_length")}
     fields = {field.name for field in dataclasses.fields(muzero.Config)}
     learner = muzero.make(
         muzero.Config(**{**{name: value for name, value in config.items() if name in fields}, "anneal_steps": 150_000})
     )
-    result = podium.train(learner, "CartPole-v1", num_steps=150_000, eval_every=0, progress=False, **sizes)
-    assert result.summary["eval_return"] >= 400
+    result = podium.train(learner, "CartPole-v1", num_steps=150_000, eval_every=15_000, progress=False, **sizes)
+    # The last return of a seed may have fallen again: 454, 500 and 500 of three, each of which came to 500 before.
+    assert max(row["eval_return"] for row in result.metrics if "eval_return" in row) >= 475
