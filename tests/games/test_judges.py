@@ -199,8 +199,8 @@ def test_exploitability_is_that_of_open_spiel(name, known_as):
     assert games.exploitability(envs.make(name), ours) == pytest.approx(oracle, abs=1e-9)
 
 
-def network(logits_of):
-    """Return a `podium.Policy` without a network, which acts by the logits of what it sees, as trained ones do."""
+def network(game, logits_of):
+    """Return a `podium.Policy` of a game that acts by the logits of what it sees, as trained ones do."""
 
     def act(keys, params, carry, obs, first, greedy):
         logits = jnp.where(obs.legal, logits_of(obs.view), -1e9)
@@ -210,7 +210,7 @@ def network(logits_of):
 
     nothing = lambda *_: None
     agent = Agent(nothing, nothing, lambda spec, number: (), act, nothing, nothing, nothing, nothing)
-    return Policy(agent, (), KUHN.spec)
+    return Policy(agent, (), game.spec)
 
 
 class Extras(NamedTuple):
@@ -221,13 +221,13 @@ class Extras(NamedTuple):
 
 def test_trained_policies_are_taken_as_they_are():
     logits_of = lambda view: jnp.stack([view[:, 0] - view[:, 4], 1.5 * view[:, 2]], -1)
-    policy = network(logits_of)
+    policy = network(KUHN, logits_of)
 
     def exact(obs):
         return jax.nn.softmax(logits_of(obs.view))
 
     assert games.exploitability(KUHN, policy) == pytest.approx(games.exploitability(KUHN, exact), abs=1e-5)
-    centre_first = network(lambda view: -jnp.abs(jnp.arange(9.0) - 4)[None] + 0 * view[:, :1, 0, 0])
+    centre_first = network(TIC_TAC_TOE, lambda view: -jnp.abs(jnp.arange(9.0) - 4)[None] + 0 * view[:, :1, 0, 0])
     assert games.every_line(TIC_TAC_TOE, centre_first).first.won > 0
     assert sum(games.match(TIC_TAC_TOE, centre_first, games.uniform, games=10)) == 10
     against = games.versus(TIC_TAC_TOE, centre_first)
