@@ -91,10 +91,10 @@ def test_rainbow_solves_cartpole_with_seven_seeds_of_eight() -> None:
     assert sum(value >= 475 for value in returns) >= 7, returns
 
 
-def test_impala_solves_cartpole_with_every_seed() -> None:
+def test_impala_solves_cartpole_with_seven_seeds_of_eight() -> None:
     agent = impala.make(impala.Config(learning_rate=2e-3, anneal_steps=500_000))
     returns = eval_returns(agent, "CartPole-v1", 8, num_steps=500_000, num_envs=8, rollout_length=20)
-    assert sum(value >= 475 for value in returns) == 8, returns
+    assert sum(value >= 475 for value in returns) >= 7, returns
 
 
 def test_a2c_solves_cartpole_with_every_seed() -> None:
@@ -104,11 +104,10 @@ def test_a2c_solves_cartpole_with_every_seed() -> None:
 
 
 def test_ppo_swings_the_pendulum_up() -> None:
-    config = ppo.Config(
-        learning_rate=1e-3, gamma=0.9, num_epochs=10, num_minibatches=16, entropy_coef=0.0, normalize_reward=True
-    )
-    returns = eval_returns(ppo.make(config), "Pendulum-v1", 3, num_steps=500_000, num_envs=16, rollout_length=256)
-    assert min(returns) > -200, returns
+    preset = dict(presets.of_agent("ppo")["pendulum"].values)
+    sizes = {name: preset.pop(name) for name in ("num_steps", "num_envs", "rollout_length")}
+    returns = eval_returns(ppo.make(ppo.Config(**preset)), "Pendulum-v1", 3, **sizes)
+    assert min(returns) > -175, returns
 
 
 def test_ppo_solves_acrobot() -> None:
