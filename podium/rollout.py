@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from podium import episodes, keys
 from podium.agent import Agent
 from podium.env import Env
+from podium.film import unrolled
 from podium.ops.returns import discounted_sum
 from podium.types import Array, Key, PyTree, Trajectory, at_step
 
@@ -136,7 +137,8 @@ class Rollout(NamedTuple):
     """T steps of E environments as they travel: the fields of a `Trajectory`, but for `obs` and `next_obs`.
 
     Where environments reset in the NEXT step, what follows a step is the true next observation, also at an end: then
-    `obs` is [T + 1, E, ...] and `next_obs` None, so that no observation travels twice.
+    `obs` is [T + 1, E, ...] and `next_obs` None, so that no observation travels twice; and of stacks of frames it is a
+    `podium.film.Film`, so that no frame does.
     """
 
     obs: PyTree
@@ -159,9 +161,10 @@ class Rollout(NamedTuple):
         """Return the rollout with its `next_obs`."""
         if self.next_obs is not None:
             return Trajectory(*self)
-        before, after = jax.tree.map(lambda x: x[:-1], self.obs), jax.tree.map(lambda x: x[1:], self.obs)
+        rows = unrolled(self.obs)
+        before, after = jax.tree.map(lambda x: x[:-1], rows), jax.tree.map(lambda x: x[1:], rows)
         trajectory = OverlappingTrajectory(*self._replace(obs=before, next_obs=after))
-        trajectory.rows = self.obs
+        trajectory.rows = rows
         return trajectory
 
 

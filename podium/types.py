@@ -26,7 +26,8 @@ class ArraySpec:
       low: smallest value; a number or an array that broadcasts to `shape`.
       high: largest value, likewise.
       num_frames: of observations, how many frames lie side by side on the last axis, oldest first: a step drops the
-        oldest and adds one, and an episode begins with its first frame so many times. Replays keep every frame once.
+        oldest and adds one, and an episode begins with its first frame so many times. Replays and rollouts of
+        environments on the CPU keep every frame once; `podium.testing` checks that it is so.
     """
 
     shape: tuple[int, ...]

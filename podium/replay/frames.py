@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podium.ops.stacks import is_word, stacked, words
 from podium.types import Array, ArraySpec, PyTree, is_spec
 
 STEPS_PER_SPARE = 16
@@ -194,7 +195,7 @@ def _write(held: Frames, steps: Steps, kept_before: Array, row: Array, place: Ar
 
 def obs_at(held: Frames, row: Array, env: Array) -> Array:
     """Return `obs` of one lane at rows and environments [...]: [..., k * C]."""
-    return _stacked(held, _frames_at(held, _places(held, row, env)[0], env))
+    return stacked(_frames_at(held, _places(held, row, env)[0], env), held.last.shape[1:])
 
 
 def next_obs_at(held: Frames, row: Array, env: Array) -> Array:
@@ -202,7 +203,7 @@ def next_obs_at(held: Frames, row: Array, env: Array) -> Array:
     places, newest, age = _places(held, row, env)
     # Behind the newest frame are those of the step's own observation, but where the stack is one frame k times.
     older = [jnp.where(age > 0, place, newest) for place in places[1:]]
-    return _stacked(held, _frames_at(held, [*older, newest], env))
+    return stacked(_frames_at(held, [*older, newest], env), held.last.shape[1:])
 
 
 def both_at(held: Frames, row: Array, env: Array) -> tuple[Array, Array]:
@@ -210,7 +211,7 @@ def both_at(held: Frames, row: Array, env: Array) -> tuple[Array, Array]:
     places, newest, age = _places(held, row, env)
     *obs, last = _frames_at(held, [*places, newest], env)
     older = [jnp.where(age[..., None] > 0, frame, last) for frame in obs[1:]]
-    return _stacked(held, obs), _stacked(held, [*older, last])
+    return stacked(obs, held.last.shape[1:]), stacked([*older, last], held.last.shape[1:])
 
 
 def _places(held: Frames, row: Array, env: Array) -> tuple[list[Array], Array, Array]:
@@ -229,16 +230,6 @@ def _frames_at(held: Frames, places: list[Array], env: Array) -> list[Array]:
     return list(jnp.unstack(frames.reshape(*env.shape, len(places), -1), axis=env.ndim))
 
 
-def _stacked(held: Frames, frames: list[Array]) -> Array:
-    """Return k frames side by side on the last axis."""
-    shape, width = held.last.shape[1:], held.frames.shape[-1]
-    batch = frames[0].shape[:-1]
-    if _is_word(held.last, width):
-        words = (frame.astype(jnp.uint32) << 8 * i for i, frame in enumerate(frames))
-        return jax.lax.bitcast_convert_type(sum(words, jnp.uint32(0)), jnp.uint8).reshape(*batch, *shape)
-    return jnp.concatenate([frame.reshape(*batch, *shape[:-1], width) for frame in frames], axis=-1)
-
-
 def _relations(obs: Array, next_obs: Array, last: Array, width: int) -> tuple[Array, Array, Array, Array]:
     """Return how stacks compare, [T, E] bool each.
 
@@ -247,9 +238,9 @@ def _relations(obs: Array, next_obs: Array, last: Array, width: int) -> tuple[Ar
       what the step before led to, of the first step `last`.
     """
     same = lambda a, b: jnp.all(a == b, axis=tuple(range(2, a.ndim)))
-    if _is_word(obs, width):
-        words = lambda x: jax.lax.bitcast_convert_type(x, jnp.uint32).reshape(*x.shape[: x.ndim - last.ndim + 1], -1)
-        obs, next_obs, last = words(obs), words(next_obs), words(last)
+    if is_word(obs.dtype, obs.shape[-1], width):
+        flat = lambda x: words(x).reshape(*x.shape[: x.ndim - last.ndim + 1], -1)
+        obs, next_obs, last = flat(obs), flat(next_obs), flat(last)
         once = lambda stack: same(stack, (stack & 0xFF) * np.uint32(0x01010101))
         grows = same(next_obs & 0xFFFFFF, obs >> 8)
     else:
@@ -258,8 +249,3 @@ def _relations(obs: Array, next_obs: Array, last: Array, width: int) -> tuple[Ar
         grows = same(older(next_obs), newer(obs))
     follows = jnp.concatenate([same(obs[:1], last[None]), same(obs[1:], next_obs[:-1])])
     return once(obs), once(next_obs), grows, follows
-
-
-def _is_word(stack: Array, width: int) -> bool:
-    """Say whether a pixel's frames are the bytes of one word, the oldest its lowest: on a CPU several times as fast."""
-    return stack.dtype == jnp.uint8 and stack.shape[-1] == 4 and width == 1

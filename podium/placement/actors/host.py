@@ -17,13 +17,15 @@ import numpy as np
 from podium import keys
 from podium.agent import fresh_carry, fresh_past
 from podium.devices import at, jit
+from podium.film import Film, blank, is_film
 from podium.host import HostEnv, HostEnvFactory
 from podium.host_rollout import EnvBatch, Rows, StepResult, rows_of
+from podium.ops import stacks
 from podium.placement.contract import STATS, Acting, Experience, Following, MakeActor, nothing_yet
 from podium.placement.threads.supervision import Heartbeat, run_together
 from podium.report import nbytes
 from podium.rollout import Rollout, scaled, zeros
-from podium.types import Array, Key, PyTree
+from podium.types import Array, Key, PyTree, is_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +58,7 @@ class HostActing(Acting):
             output = self.agent.act(jax.random.split(key, 1), params, carry, obs, yes, False)
             action, extras = jax.tree.map(lambda x: x[None], (output.action, output.extras))
             in_next = self.env.resets_in_next_step
-            rows = jax.tree.map(lambda x: jnp.stack([x] * (2 if in_next else 1)), obs)
+            rows = blank(self.spec.obs, 2) if in_next else jax.tree.map(lambda x: x[None], obs)
             agents = () if self.spec.num_agents is None else (self.spec.num_agents,)
             reward = jnp.zeros((1, 1, *agents))
             result = StepResult(reward, yes[None], yes[None], None if in_next else rows, None)
@@ -66,6 +68,10 @@ class HostActing(Acting):
             return played._replace(past=fresh_past(self.agent, 1))
 
         return scaled(jax.eval_shape(play, jax.random.key(0)), length, num_envs)
+
+    def obs_shapes(self, number: int) -> PyTree:
+        """Return the shapes of what so many environments show."""
+        return jax.eval_shape(lambda: jax.tree.map(lambda spec: spec.zeros(number), self.spec.obs, is_leaf=is_spec))
 
     def rows(self) -> Rows:
         """Return the shapes of a rollout under way."""
@@ -82,6 +88,17 @@ class HostActing(Acting):
         start = jnp.zeros(self.group_size, jnp.uint32)
         return keys.at_times(keys.environment_keys(rollout_key, index), start, self.length)
 
+    def start(self, rows: Rows, group: Array, obs: PyTree) -> Rows:
+        """Note what is older, of the stacks that a group sees at the start, than their newest frame."""
+
+        def put(rows: Array | Film, obs: Array) -> Any:
+            if not isinstance(rows, Film):
+                return rows
+            older = jnp.stack([stacks.frame_of(obs, place, rows.frames.shape[-1]) for place in range(rows.deep)])
+            return rows._replace(frames=self._put_at(rows.frames, older, 0, group))
+
+        return rows._replace(obs=jax.tree.map(put, rows.obs, obs, is_leaf=is_film))
+
     def step(
         self,
         rows: Rows,
@@ -96,23 +113,36 @@ class HostActing(Acting):
     ) -> tuple[Rows, PyTree, Array]:
         """Act at `time` for a group, and note beside it the result of the step before."""
         output = self.agent.act(step_keys[time], params, carry, obs, first, False)
-        obs, first, action, extras = self._put(rows[:4], (obs, first, output.action, output.extras), time, group)
+        seen = self._put_obs(rows.obs, obs, time, group)
+        first, action, extras = self._put(rows[1:4], (first, output.action, output.extras), time, group)
         # At the start there is no step before; what is written then is written over.
         result = self._put(rows.result, result, jnp.maximum(time - 1, 0), group)
-        return Rows(obs, first, action, extras, result), output.carry, output.action
+        return Rows(seen, first, action, extras, result), output.carry, output.action
 
     def end(self, rows: Rows, group: Array, obs: PyTree, result: StepResult) -> Rows:
         """Note the result of a group's last step."""
         rows = rows._replace(result=self._put(rows.result, result, self.length - 1, group))
         in_next = self.env.resets_in_next_step
-        return rows._replace(obs=self._put(rows.obs, obs, self.length, group)) if in_next else rows
+        return rows._replace(obs=self._put_obs(rows.obs, obs, self.length, group)) if in_next else rows
+
+    def _put_obs(self, rows: PyTree, obs: PyTree, time: Array | int, group: Array) -> Any:
+        """Note what a group sees; of stacks the newest frame."""
+
+        def put(rows: Array | Film, obs: Array) -> Any:
+            if not isinstance(rows, Film):
+                return self._put(rows, obs, time, group)
+            width, deep = rows.frames.shape[-1], rows.deep
+            newest, anew = stacks.frame_of(obs, deep, width), stacks.is_one_frame(obs, width)
+            return Film(self._put(rows.frames, newest, time + deep, group), self._put(rows.anew, anew, time, group))
+
+        return jax.tree.map(put, rows, obs, is_leaf=is_film)
 
     def _put(self, rows: PyTree, values: PyTree, time: Array | int, group: Array) -> Any:
-        def put(rows: Array, values: Array) -> Array:
-            return jax.lax.dynamic_update_slice(rows, values[None], (time, first, *[0] * (rows.ndim - 2)))
+        return jax.tree.map(lambda rows, values: self._put_at(rows, values[None], time, group), rows, values)
 
-        first = group * self.group_size
-        return jax.tree.map(put, rows, values)
+    def _put_at(self, rows: Array, values: Array, time: Array | int, group: Array) -> Array:
+        """Write values [rows, E, ...] of a group from `time` on."""
+        return jax.lax.dynamic_update_slice(rows, values, (time, group * self.group_size, *[0] * (rows.ndim - 2)))
 
     def finish(self, rows: Rows, carry: Sequence[PyTree], end_carry: Sequence[PyTree], version: Array) -> Rollout:
         """Return the rollout as it travels, given what each group remembered."""
@@ -131,10 +161,10 @@ class HostActing(Acting):
     def bytes_moved(self, num_envs: int) -> dict[str, int]:
         """Return what goes up to the device and comes down from it in a rollout of so many environments."""
         step = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.rows())
-        parts, length = num_envs // self.num_envs, self.length
+        parts, length, seen = num_envs // self.num_envs, self.length, self.obs_shapes(self.num_envs)
         return {
             # What the last step returned goes up twice: into the rollout that ends, and into the one that begins.
-            "observations": parts * ((length + 1) * nbytes((step.obs, step.result)) + length * nbytes(step.first)),
+            "observations": parts * ((length + 1) * nbytes((seen, step.result)) + length * nbytes(step.first)),
             "actions": parts * length * nbytes(step.action),
         }
 
@@ -154,9 +184,12 @@ class CompiledHostActing:
         self.step_keys = compiled(acting.step_keys, key, number, number)
         self.blank = compiled(lambda: zeros(rows))
         self.carry = compiled(acting.carry, number)
-        step = rows, params, step_keys, number, number, carry, row.obs, row.first, row.result
+        seen = acting.obs_shapes(acting.group_size)
+        films = any(map(is_film, jax.tree.leaves(rows.obs, is_leaf=is_film)))
+        self.start = compiled(acting.start, rows, number, seen, uses_up=(0,)) if films else None
+        step = rows, params, step_keys, number, number, carry, seen, row.first, row.result
         self.step = compiled(acting.step, *step, uses_up=(0,))
-        self.end = compiled(acting.end, rows, number, row.obs, row.result, uses_up=(0,))
+        self.end = compiled(acting.end, rows, number, seen, row.result, uses_up=(0,))
         carries = [carry] * acting.groups
         self.finish = compiled(acting.finish, rows, carries, carries, number, uses_up=(0,))
 
@@ -205,6 +238,9 @@ class ActingGroup(EnvBatch):
         self.buffer, self._time = buffer, 0
         self._step_keys = self._compiled.step_keys(run_key, np.int32(iteration), np.int32(self._first_index))
         buffer.carry[self._number], buffer.past[self._number] = self._carry, self.past
+        if self._compiled.start is not None:
+            with buffer.lock:
+                buffer.rows = self._compiled.start(buffer.rows, np.int32(self._number), self.obs)
 
     def act(self, params: PyTree, stats: dict[str, float]) -> None:
         """Act, and let the environments step."""

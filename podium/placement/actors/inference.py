@@ -22,7 +22,9 @@ import numpy as np
 from podium import xla
 from podium.agent import ActOutput, fresh_carry
 from podium.devices import at, jit
+from podium.film import is_film
 from podium.host_rollout import EnvBatch
+from podium.ops import stacks
 from podium.placement.actors.host import HostActing
 from podium.placement.actors.pool import ADDITIONS as POOL_ADDITIONS
 from podium.placement.actors.pool import ActorPool, Batch
@@ -71,11 +73,9 @@ def batch_sizes(most: int) -> list[int]:
 
 def request_shapes(acting: HostActing, size: int) -> ActRequest:
     """Return the shapes of a request for `size` environments."""
-    row = lambda x: jax.ShapeDtypeStruct((size, *x.shape), x.dtype)
-    obs = jax.tree.map(row, acting.spec.obs, is_leaf=lambda x: hasattr(x, "zeros"))
     key = jax.eval_shape(lambda: jax.random.key_data(jax.random.split(jax.random.key(0), size)))
     carry = jax.eval_shape(lambda: fresh_carry(acting.agent, acting.spec, jnp.arange(size)))
-    return ActRequest(key, carry, obs, jax.ShapeDtypeStruct((size,), bool))
+    return ActRequest(key, carry, acting.obs_shapes(size), jax.ShapeDtypeStruct((size,), bool))
 
 
 def bytes_moved(acting: HostActing, num_envs: int) -> dict[str, int]:
@@ -225,7 +225,8 @@ class EnvActor:
         past = batch.past
         latency_max, oldest = 0.0, np.iinfo(np.int32).max
         rows = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), self._compiled.rows)
-        obs, acted, result = (jax.tree.leaves(x) for x in (rows.obs, (rows.action, rows.extras), rows.result))
+        obs = jax.tree.leaves(rows.obs, is_leaf=is_film)
+        acted, result = (jax.tree.leaves(x) for x in ((rows.action, rows.extras), rows.result))
         step_keys = np.asarray(self._compiled.step_keys(self._run_key, np.int32(iteration), self._first_index))
         for time_step, key in enumerate(step_keys):
             _write(obs, time_step, batch.obs)
@@ -244,7 +245,7 @@ class EnvActor:
             stats["env_seconds"] += time.perf_counter() - began
             heartbeat()
         if rows.result.next_obs is None:
-            _write(obs, -1, batch.obs)
+            _write(obs, len(step_keys), batch.obs)
         rollout = rows.rollout(carry, self._carry, np.int32(oldest))._replace(past=past)
         return Experience(rollout, oldest, stats, {"inference_latency_max": latency_max})
 
@@ -253,9 +254,16 @@ class EnvActor:
         self._env.close()
 
 
-def _write(rows: list[np.ndarray], time_step: int, values: PyTree) -> None:
+def _write(rows: list[Any], time_step: int, values: PyTree) -> None:
     for row, value in zip(rows, jax.tree.leaves(values), strict=True):
-        row[time_step] = value
+        if not is_film(row):
+            row[time_step] = value
+            continue
+        stack, width, deep = np.asarray(value), row.frames.shape[-1], row.deep
+        row.frames[time_step + deep] = stacks.frame_of(stack, deep, width)
+        row.anew[time_step] = stacks.is_one_frame(stack, width)
+        for place in range(deep if time_step == 0 else 0):
+            row.frames[place] = stacks.frame_of(stack, place, width)
 
 
 def empty(shape: jax.ShapeDtypeStruct) -> np.ndarray:

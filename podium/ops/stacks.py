@@ -1,0 +1,52 @@
+"""Stacks of frames: k of them side by side on the last axis, oldest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podium.types import Array
+
+
+def is_word(dtype: object, size: int, width: int) -> bool:
+    """Say whether a pixel's frames are the bytes of one word, the oldest its lowest: on a CPU several times as fast."""
+    return dtype == jnp.uint8 and size == 4 and width == 1
+
+
+def words(stack: Array) -> Array:
+    """Return stacks of which `is_word` holds, [..., 4], as words [...]."""
+    return jax.lax.bitcast_convert_type(stack, jnp.uint32)
+
+
+def stacked(frames: Sequence[Array], shape: tuple[int, ...]) -> Array:
+    """Return k frames [..., n], oldest first, as one stack [..., *shape], where `shape` ends with k * C."""
+    batch, width = frames[0].shape[:-1], shape[-1] // len(frames)
+    if is_word(frames[0].dtype, shape[-1], width):
+        shifted = (frame.astype(jnp.uint32) << 8 * i for i, frame in enumerate(frames))
+        return jax.lax.bitcast_convert_type(sum(shifted, jnp.uint32(0)), jnp.uint8).reshape(*batch, *shape)
+    return jnp.concatenate([frame.reshape(*batch, *shape[:-1], width) for frame in frames], axis=-1)
+
+
+def frame_of(stack: Any, place: int, width: int) -> Any:
+    """Return one frame [..., C] of stacks [..., k * C], of JAX or NumPy; the oldest has place 0."""
+    if isinstance(stack, jax.Array) and is_word(stack.dtype, stack.shape[-1], width):
+        return (words(stack) >> 8 * place).astype(jnp.uint8)[..., None]
+    return stack[..., place * width : (place + 1) * width]
+
+
+def is_one_frame(stack: Any, width: int) -> Any:
+    """Say of stacks [E, ..., k * C], of JAX or NumPy, which are one frame k times: bool [E]."""
+    axes = tuple(range(1, stack.ndim))
+    if isinstance(stack, jax.Array) and is_word(stack.dtype, stack.shape[-1], width):
+        seen = words(stack)
+        return jnp.all(seen == (seen & 0xFF) * np.uint32(0x01010101), axis=axes[:-1])
+    number = stack.shape[-1] // width
+    frames = [frame_of(stack, place, width) for place in range(number)]
+    equal = True
+    for older, newer in zip(frames, frames[1:], strict=False):
+        equal = equal & (older == newer).all(axis=axes)
+    return equal
