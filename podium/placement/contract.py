@@ -98,11 +98,6 @@ class Experience(NamedTuple):
     maxima: dict[str, float] = {}
     reuse: Callable[[Rollout], None] | None = None
 
-    def give_back(self) -> None:
-        """Let the actor play in this rollout's memory, which nobody reads any more."""
-        if self.rollout is not None and self.reuse is not None:
-            self.reuse(self.rollout)
-
 
 Heartbeat = Callable[[], None]
 """Called as something goes on; may raise."""

@@ -59,7 +59,8 @@ class Batch(NamedTuple):
     def give_back(self) -> None:
         """Let the actors play in the memory of these rollouts, which nobody reads any more."""
         for experience in self.experiences:
-            experience.give_back()
+            if experience.rollout is not None and experience.reuse is not None:
+                experience.reuse(experience.rollout)
 
 
 class ActorPool:
@@ -162,7 +163,6 @@ class ActorPool:
             supervisors = [self._supervisors[actor], *services] if self._in_order else self._supervisors
             experience, late = take(items, supervisors), 0
             while self._max_lag is not None and number - experience.version > self._max_lag:
-                experience.give_back()
                 experience, late = take(items, supervisors), late + 1
             if late and experience.rollout is not None:
                 experience = experience._replace(rollout=with_gap(experience.rollout, True))
