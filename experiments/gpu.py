@@ -7,32 +7,26 @@ it failed, is written before the next begins. Given again with the same folder, 
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import json
 import shlex
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import gpu_checks
-import machine
+import gpu_game
+import processes
+from processes import Piece
 
 import podium
 from podium.files import write_json
 from podium.ranges import check_fields
 from podium.sinks import save_figure
 
-HERE = Path(__file__).resolve().parent
-GRACE_SECONDS = 20.0
-"""Between asking a piece to end and ending it."""
 SIDE_BY_SIDE_SHARE = 0.4
 """Of a part's time, at most, that goes to compiling side by side what is timed afterwards."""
-AFTER_SECONDS = 50.0
-"""Of part 5, for writing what was learnt and playing with it."""
 PARITIES = 8
 """Processes that the agents are spread over."""
 
@@ -51,27 +45,10 @@ class GpuFlags:
     minutes: float = 8.0
     """Time for the part; a piece that does not fit is ended, and those after it are left to the next time."""
     out: Path = Path("gpu")
-    """Folder for what comes of it: gpu-part-N.json and .png; of part 5 gpu-GAME.json, the run to go on from, and its
-    policy."""
+    """Folder for what comes of it: gpu-part-N.json and .png; of part 5 gpu-GAME.json and .png, the run to go on from,
+    and its policy."""
     small: bool = False
     """Sizes that a CPU does in a minute or two: to see that everything runs."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """One process: a script of this folder with arguments, whose last line of output is JSON."""
-
-    name: str
-    script: str
-    arguments: str
-    timed: bool = True
-    """Whether it must have the machine to itself; others run side by side, before the first timed one."""
-    cached: bool = True
-    """Whether it finds its programs compiled, by a run before, side by side with others, that is thrown away."""
-
-    def command(self) -> list[str]:
-        """Return what to run."""
-        return [sys.executable, str(HERE / self.script), *shlex.split(self.arguments)]
 
 
 def pieces(part: int, small: bool) -> list[Piece]:
@@ -157,7 +134,7 @@ def _beside_the_host(small: bool) -> list[Piece]:
     few = "--num-envs 8 --searches 1 --repeats 1" if small else ""
     found.append(Piece("search", "benchmark.py", f"search {few}"))
     few = "--agents 10 --total 100 --steps 2 --repeats 1" if small else ""
-    found.append(Piece("tag", "benchmark.py", f"tag {few}"))
+    found.append(Piece("tag", "benchmark.py", f"tag {few}", cached=False))  # Most of its time is NumPy's.
     return found
 
 
@@ -171,14 +148,14 @@ def measure(flags: GpuFlags) -> dict[str, Any]:
     todo, deadline = pieces(flags.part, flags.small), time.monotonic() + 60 * flags.minutes
     flags.out.mkdir(parents=True, exist_ok=True)
     if flags.part == 5:
-        return _train(flags, deadline)
+        return gpu_game.train(flags.game, flags.num_steps, flags.out, deadline, flags.small)
     path = flags.out / f"gpu-part-{flags.part}.json"
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     waiting = [piece for piece in todo if "error" in results.get(piece.name, {"error": ""})]
     cache = flags.out / "compiled"
 
     def left() -> float:
-        return deadline - time.monotonic() - GRACE_SECONDS
+        return deadline - time.monotonic() - processes.GRACE_SECONDS
 
     def done(piece: Piece, row: dict[str, Any]) -> None:
         results[piece.name] = row
@@ -188,7 +165,9 @@ def measure(flags: GpuFlags) -> dict[str, Any]:
     share = SIDE_BY_SIDE_SHARE * 60 * flags.minutes
     with concurrent.futures.ThreadPoolExecutor(len(waiting) or 1) as threads:
         beside = {
-            threads.submit(run, piece, min(left(), share) if piece.timed else left(), cache, alone=False): piece
+            threads.submit(
+                processes.run, piece, min(left(), share) if piece.timed else left(), cache, alone=False
+            ): piece
             for piece in waiting
             if not piece.timed or (piece.cached and not flags.small)
         }
@@ -197,108 +176,15 @@ def measure(flags: GpuFlags) -> dict[str, Any]:
                 done(beside[future], future.result())
     for piece in waiting:
         if piece.timed:
-            row = run(piece, left(), cache if piece.cached else None) if left() > 0 else {"error": "no time was left"}
+            row = (
+                processes.run(piece, left(), cache if piece.cached else None)
+                if left() > 0
+                else {"error": "no time was left"}
+            )
             done(piece, row)
     draw(flags.out / f"gpu-part-{flags.part}.png", results)
     failed = [name for name, row in results.items() if "error" in row]
     return {"what": "gpu", "part": flags.part, "pieces": len(todo), "failed": failed, "file": str(path)}
-
-
-def run(piece: Piece, seconds: float, cache: Path | None, alone: bool = True) -> dict[str, Any]:
-    """Run a piece for at most so long; return its JSON and wall time, or an `error` and the end of what it said.
-
-    Args:
-      piece: to run.
-      seconds: after which it is ended.
-      cache: folder of compiled programs; None compiles anew.
-      alone: whether no other process needs the device's memory.
-    """
-    began = time.monotonic()
-    variables = machine.environment()
-    if cache is not None:
-        variables |= {"JAX_COMPILATION_CACHE_DIR": str(cache.resolve())}
-        variables |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
-    if not alone:
-        variables |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    code, out, err, in_time = _finish(piece.command(), seconds, variables)
-    error = (f"exit code {code}" if code else None) if in_time else f"ended after {seconds:.0f} s"
-    wall: dict[str, Any] = {"command": f"python experiments/{piece.script} {piece.arguments}".strip()}
-    wall |= {"wall_seconds": time.monotonic() - began}
-    if error is None:
-        try:
-            return {**json.loads(out.strip().splitlines()[-1]), **wall}
-        except (ValueError, IndexError):
-            error = "its last line is no JSON"
-    return {"error": error, "said": (err or out).strip().splitlines()[-30:], **wall}
-
-
-def _train(flags: GpuFlags, deadline: float) -> dict[str, Any]:
-    """Train PPO on an emulated game until the time is up, from where the folder ends, and play envpool's."""
-    name = flags.game.lower()
-    folder, policy, written = flags.out / name, flags.out / f"{name}-policy.npz", flags.out / f"gpu-{name}.json"
-    command = f"train --agent ppo --env atari/{flags.game} --placement anakin --preset atari-ppo-wide".split()
-    command += f"--num-steps {flags.num_steps} --anneal-steps {flags.num_steps}".split()
-    command += "--checkpoint-every 0 --eval-every 0".split()
-    if flags.small:
-        command += "--num-envs 8 --rollout-length 8 --num-minibatches 4 --num-steps 128 --torso small_cnn".split()
-        command += "--eval-episodes 1 --env-options max_episode_frames=200".split()
-    command += ["--run-dir", str(folder), "--no-progress", "--json", *(["--resume"] if folder.exists() else [])]
-    row: dict[str, Any] = {"what": "gpu", "part": 5, "game": flags.game, "command": " ".join(["podium", *command])}
-    began = time.monotonic()
-    after = 0.0 if flags.small else AFTER_SECONDS
-    row |= _podium(command, deadline - time.monotonic() - after, machine.environment())
-    row["wall_seconds"] = time.monotonic() - began
-    metrics = folder / "metrics.jsonl"
-    row["rows"] = metrics.read_text().splitlines() if metrics.exists() else []
-    write_json(written, row)
-
-    on_cpu = {**machine.environment(), "JAX_PLATFORMS": "cpu"}
-    elsewhere = [] if flags.small else ["--env", f"{flags.game}-v5"]
-    play = ["evaluate", str(folder), "--episodes", "10", "--json", *elsewhere]
-    with concurrent.futures.ThreadPoolExecutor(3) as threads:
-        keep = Piece("policy", "gpu_checks.py", shlex.join(["policy", "--run", str(folder), "--out", str(policy)]))
-        left = max(1.0, deadline - time.monotonic())
-        kept = threads.submit(run, keep, left, None, alone=False)
-        played = {name: threads.submit(_podium, [*play, f"--{name}"], left, on_cpu) for name in ("greedy", "no-greedy")}
-        row |= {"policy": kept.result(), **{name: future.result() for name, future in played.items()}}
-    write_json(written, row)
-    return row
-
-
-def _podium(command: list[str], seconds: float, variables: dict[str, str]) -> dict[str, Any]:
-    """Run podium for so long, then as if by Ctrl-C; return its exit code, its JSON, or the end of its errors."""
-    # Interrupted, it writes a checkpoint and ends.
-    code, out, err, _ = _finish(
-        [sys.executable, "-m", "podium", *command], max(1.0, seconds), variables, GRACE_SECONDS * 2
-    )
-    row: dict[str, Any] = {"exit_code": code}
-    with contextlib.suppress(ValueError, IndexError):
-        row["summary"] = json.loads(out.strip().splitlines()[-1])
-    if code:
-        row["said"] = err.strip().splitlines()[-30:]
-    return row
-
-
-def _finish(
-    command: list[str], seconds: float, variables: dict[str, str], grace: float = 0.0
-) -> tuple[int, str, str, bool]:
-    """Run a process for at most so long, and for `grace` more after an interrupt, if that is any time.
-
-    Returns:
-      its exit code, what it wrote to both streams, and whether it ended by itself.
-    """
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables) as process:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            out, err = process.communicate(timeout=seconds)
-            return process.returncode, out, err, True
-        if grace:
-            process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                out, err = process.communicate(timeout=grace)
-                return process.returncode, out, err, False
-        process.kill()
-        out, err = process.communicate()
-        return process.returncode, out, err, False
 
 
 def draw(path: Path, results: dict[str, Any]) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 import zipfile
 from pathlib import Path
 
 import benchmark
 import gpu
 import gpu_checks
+import gpu_game
 import gpu_kernels
+import processes
 import pytest
 import wheels
 
@@ -31,9 +34,9 @@ def test_a_failing_and_an_endless_piece_leave_the_others_alone_and_are_tried_aga
     (tmp_path / "silent.py").write_text("")
     names = ["fails", "silent", "ok", "endless", "late"]
     files = [*names[:-1], "ok"]
-    monkeypatch.setattr(gpu, "HERE", tmp_path)
-    monkeypatch.setattr(gpu, "GRACE_SECONDS", 0.0)
-    todo = [gpu.Piece(name, f"{file}.py", "") for name, file in zip(names, files, strict=True)]
+    monkeypatch.setattr(processes, "HERE", tmp_path)
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.0)
+    todo = [processes.Piece(name, f"{file}.py", "") for name, file in zip(names, files, strict=True)]
     monkeypatch.setattr(gpu, "pieces", lambda part, small: todo)
     out = tmp_path / "out"
     assert benchmark.main(["gpu", "--part", "2", "--minutes", "0.1", "--out", str(out)]) == 0
@@ -50,6 +53,35 @@ def test_a_failing_and_an_endless_piece_leave_the_others_alone_and_are_tried_aga
     rows = json.loads((out / "gpu-part-2.json").read_text())
     assert rows["ok"]["steps_per_second"] == 3.0, "what was done is not done again"
     assert rows["late"]["steps_per_second"] == 4.0 and "error" not in rows["endless"]
+
+
+def test_every_checkpoint_of_a_game_is_played_and_again_where_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails, commands = {"20"}, []
+
+    def podium(command: list[str], seconds: float, variables: dict[str, str]) -> dict[str, object]:
+        commands.append(command)
+        if command[0] == "train":
+            for step in ("10", "20", "30.orbax-checkpoint-tmp"):
+                (tmp_path / "boxing" / "checkpoints" / step).mkdir(parents=True, exist_ok=True)
+            return {"exit_code": 0}
+        step = command[command.index("--step") + 1]
+        sampled = command[-1] == "--no-greedy"
+        return {"exit_code": 1} if step in fails else {"exit_code": 0, "summary": {"eval_return": int(step) - sampled}}
+
+    monkeypatch.setattr(processes, "podium", podium)
+    monkeypatch.setattr(processes, "run", lambda *given, **named: {})
+    play = lambda: gpu_game.train("Boxing", 100, tmp_path, time.monotonic() + 60, small=False)["curve"]
+    curve = play()
+    assert gpu_game.points(curve, "greedy") == [(10, 10)] and gpu_game.points(curve, "sampled") == [(10, 9)]
+    fails.clear()
+    commands.clear()
+    curve = play()
+    assert gpu_game.points(curve, "greedy") == [(10, 10), (20, 20)]
+    assert [("--resume" in command) for command in commands] == [True, False, False], "what was played is not again"
+    assert json.loads((tmp_path / "gpu-boxing.json").read_text())["curve"] == curve
+    assert (tmp_path / "gpu-boxing.png").stat().st_size > 0
 
 
 @pytest.mark.parametrize(
