@@ -222,7 +222,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         discount = config.gamma * trajectory.discount
         advantage = returns.gae(reward, discount, value, next_value, trajectory.last, config.gae_lambda)
         batch = Batch(
-            seen(trajectory.obs),
+            statistics.kept(state.obs_stats, trajectory),
             trajectory.first,
             networks.drawn(trajectory),
             trajectory.extras.log_prob,

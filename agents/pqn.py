@@ -191,7 +191,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         next_value = returns.next_values(extras.value, cut, best)
         reward, discount = config.reward_scale * trajectory.reward, config.gamma * trajectory.discount
         target = returns.lambda_return(reward, discount, next_value, trajectory.last, config.q_lambda)
-        obs = statistics.normalize(state.obs_stats, trajectory.obs)
+        obs = statistics.kept(state.obs_stats, trajectory)
         batch = Batch(obs, trajectory.first, trajectory.action, target, trajectory.valid)
         sizes = config.num_epochs, config.num_minibatches
         return Plan(batch, trajectory.carry, *sizes, "sequence" if network.recurrent else "step")

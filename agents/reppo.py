@@ -256,7 +256,7 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
             config.td_lambda,
         )
         batch = Batch(
-            statistics.normalize(state.obs_stats, trajectory.obs),
+            statistics.kept(state.obs_stats, trajectory),
             state.bounds.to_unit(trajectory.action),
             trajectory.reward,
             trajectory.discount,

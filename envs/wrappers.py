@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium.env import Env, auto_reset
-from podium.types import Array, ArraySpec, DiscreteSpec, Key, PyTree, TimeStep
+from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree, TimeStep
 
 __all__ = [
     "action_repeat",
@@ -207,7 +207,7 @@ def action_repeat(env: Env, num_repeats: int) -> Env:
     if num_repeats == 1:
         return env
     limit = env.spec.max_episode_steps
-    spec = dataclasses.replace(env.spec, max_episode_steps=limit and -(-limit // num_repeats))
+    spec = dataclasses.replace(_unstacked(env.spec), max_episode_steps=limit and -(-limit // num_repeats))
 
     def step(key: Key, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
         def again(before: tuple[PyTree, TimeStep], key: Key) -> tuple[tuple[PyTree, TimeStep], None]:
@@ -222,6 +222,12 @@ def action_repeat(env: Env, num_repeats: int) -> Env:
         return jax.lax.scan(again, env.step(keys[0], state, action), keys[1:])[0]
 
     return env._replace(spec=spec, step=step)
+
+
+def _unstacked(spec: EnvSpec) -> EnvSpec:
+    """Return a spec that promises of no observation that a step brings one new frame of it."""
+    alone = lambda leaf: dataclasses.replace(leaf, num_frames=1) if isinstance(leaf, ArraySpec) else leaf
+    return dataclasses.replace(spec, obs=jax.tree.map(alone, spec.obs, is_leaf=_is_spec))
 
 
 def show_last_action(env: Env) -> Env:
@@ -280,7 +286,7 @@ def flicker(env: Env, probability: float = 0.5) -> Env:
                 f"flicker cannot blank the discrete observations of {env.spec.name}; encode them as arrays first "
                 "(one-hot)."
             )
-        return dataclasses.replace(spec, low=np.minimum(spec.low, 0), high=np.maximum(spec.high, 0))
+        return dataclasses.replace(spec, low=np.minimum(spec.low, 0), high=np.maximum(spec.high, 0), num_frames=1)
 
     def shown(key: Key, obs: PyTree) -> PyTree:
         blank = jax.random.bernoulli(key, probability)

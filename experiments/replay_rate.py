@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import podium
+from podium.film import stacks_of
 from podium.host import HostEnvFactory, on_host
 from podium.replay import Replay, Transition
-from podium.replay.frames import stacks_of
 from podium.types import ArraySpec, DiscreteSpec, PyTree
 
 

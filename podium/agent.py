@@ -30,7 +30,8 @@ class Plan:
 
     Attributes:
       data: pytree of arrays [T, B, ...]: prepared once (advantages, targets) and gathered from in every epoch. For
-        an agent with a `replay` it is what the replay stores.
+        an agent with a `replay` it is what the replay stores; for others observations may be what `Trajectory.kept`
+        gives.
       per_env: pytree of arrays [B, ...] that go with whole sequences (recurrent memory at the start); only for
         `unit="sequence"`.
       num_epochs: passes over the data.

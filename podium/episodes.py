@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from podium.types import Array, Metrics, TimeStep, Trajectory
+from podium.types import Array, Metrics, TimeStep
 
 SUMS = ("episodes", "episode_return_sum", "episode_length_sum", "nonfinite_steps")
 """What `summarize` returns."""
@@ -72,7 +72,7 @@ def gained(timestep: TimeStep, sign: Any = None) -> tuple[Any, Any]:
     return sign * reward, last + ~last * sign * timestep.turn
 
 
-def any_agent(valid: Any, timestep: TimeStep | Trajectory) -> Any:
+def any_agent(valid: Any, timestep: Any) -> Any:
     """Return whether a row is a transition of any of the agents that act together."""
     return valid if valid.ndim == timestep.terminated.ndim else valid.any(axis=-1)
 

@@ -2,17 +2,25 @@
 
 Of the k frames of a stack k - 1 were seen a step before, so a film of R rows is R + k - 1 frames and not R * k. What a
 stack may be is what `ArraySpec.num_frames` promises: the one before and a frame more, or one frame k times.
+
+A film is exposed a step at a time (`reels`, `exposed`, `shot`, `developed`), is read whole (`unrolled`) or a row an
+environment (`at`), and is cut into strips, from which minibatches of stacks are put together (`picked`, `of_envs`).
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from podium.ops import stacks
-from podium.types import Array, ArraySpec, PyTree, is_spec
+from podium.types import Array, ArraySpec, PyTree, at_step, is_spec
+
+LARGE = 1024
+"""Bytes of a stack from which on frames are kept once; of smaller ones the places would take more than they save."""
 
 
 class Film(NamedTuple):
@@ -31,10 +39,80 @@ class Film(NamedTuple):
         """Return k - 1."""
         return int(self.frames.shape[0] - self.anew.shape[0])
 
+    def begun(self) -> Array:
+        """Return [R, E], the row that a stack's own frames begin with; before the first row are those of its stack."""
+        row = jnp.arange(self.anew.shape[0])[:, None]
+        return jax.lax.cummax(jnp.where(self.anew & (row > 0), row, -self.deep), axis=0)
+
+
+class Shot(NamedTuple):
+    """What is noted of a step of E environments, beside its frame on the film.
+
+    Attributes:
+      anew: [E] bool, whether what was acted on is one frame k times.
+      led_to: [E, ..., C], the newest frame of what that led to.
+    """
+
+    anew: Any
+    led_to: Any
+
+
+class Strips(NamedTuple):
+    """A film in L lanes of environments, to pick rows from.
+
+    Attributes:
+      frames: [k - 1 + R, L, E / L, ..., C].
+      begun: [L, R, E / L], as of `Film.begun`.
+    """
+
+    frames: Any
+    begun: Any
+
+    def stacks(self, row: Array, env: Array) -> Array:
+        """Return the stacks [L, n, ..., k * C] of rows [L, n] of the environments [L, n] of each lane."""
+        lanes, rows, envs = self.begun.shape
+        deep, shape = self.frames.shape[0] - rows, self.frames.shape[3:]
+        begun = jnp.take_along_axis(self.begun.reshape(lanes, -1), row * envs + env, 1)
+        flat = self.frames.reshape(*self.frames.shape[:3], -1)
+        # Rows of an array as it lies: with the lanes in front all of it would be copied.
+        one = jax.lax.GatherDimensionNumbers(
+            (2,), (0, 2), (0, 2), operand_batching_dims=(1,), start_indices_batching_dims=(0,)
+        )
+        sizes, mode = (1, 1, 1, flat.shape[-1]), jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
+
+        def of_age(age: int) -> Array:
+            place = jnp.stack([deep + jnp.maximum(row - age, begun), env], axis=-1)
+            return jax.lax.gather(flat, place, one, sizes, mode=mode)
+
+        return stacks.stacked([of_age(age) for age in range(deep, -1, -1)], _stack_shape(shape, deep))
+
 
 def is_film(x: object) -> bool:
     """Say whether a part of observations is a film."""
     return isinstance(x, Film)
+
+
+def is_strips(x: object) -> bool:
+    """Say whether a part of observations is a film in lanes."""
+    return isinstance(x, Strips)
+
+
+def stacks_of(specs: PyTree, obs: PyTree = None) -> PyTree:
+    """Return of how many frames each array of an observation is a stack, as far as that pays; None where nowhere.
+
+    Args:
+      specs: of an environment's observations.
+      obs: what is kept of one, if not all; shapes will do. Of what is no whole observation nothing is known.
+    """
+    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    structure: Any = jax.tree.structure(specs, is_leaf=is_spec)
+    if obs is not None:
+        shapes = [x.shape for x in jax.tree.leaves(obs)]
+        if structure != jax.tree.structure(obs) or shapes != [tuple(x.shape) for x in leaves]:
+            return None
+    size = lambda spec: math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
+    numbers = [x.num_frames if isinstance(x, ArraySpec) and size(x) >= LARGE else 1 for x in leaves]
+    return structure.unflatten(numbers) if any(number > 1 for number in numbers) else None
 
 
 def blank(specs: PyTree, rows: int) -> PyTree:
@@ -49,20 +127,148 @@ def blank(specs: PyTree, rows: int) -> PyTree:
     return jax.tree.map(one, specs, is_leaf=is_spec)
 
 
+def reels(numbers: PyTree, first: PyTree, rows: int) -> PyTree:
+    """Return frames [k - 1 + R, E, ..., C] to be exposed, of stacks; None of what else there is.
+
+    Args:
+      numbers: of `stacks_of`.
+      first: what is acted on first, [E, ...], whose older frames are there already.
+      rows: R.
+    """
+
+    def reel(number: int, first: Array) -> Array | None:
+        if number == 1:
+            return None
+        older = [stacks.frame_of(first, place, first.shape[-1] // number) for place in range(number - 1)]
+        return jnp.zeros((number - 1 + rows, *older[0].shape), first.dtype).at[: number - 1].set(jnp.stack(older))
+
+    return jax.tree.map(reel, numbers, first)
+
+
+def exposed(numbers: PyTree, frames: PyTree, row: Array, obs: PyTree) -> PyTree:
+    """Return the frames with those of a row: the newest of `obs`, what is acted on then."""
+
+    def expose(number: int, obs: Array, frames: Array | None) -> Array | None:
+        if frames is None:
+            return None
+        newest = stacks.frame_of(obs, number - 1, obs.shape[-1] // number)
+        return jax.lax.dynamic_update_index_in_dim(frames, newest, row + number - 1, 0)
+
+    return jax.tree.map(expose, numbers, obs, frames)
+
+
+def shot(numbers: PyTree, obs: PyTree, next_obs: PyTree) -> PyTree:
+    """Return what is noted of a step [E, ...]: a `Shot` of stacks, a pair of what else there is.
+
+    Args:
+      numbers: of `stacks_of`.
+      obs: what was acted on.
+      next_obs: what that led to.
+    """
+
+    def take(number: int, obs: Array, next_obs: Array) -> Any:
+        if number == 1:
+            return obs, next_obs
+        width = obs.shape[-1] // number
+        return Shot(stacks.is_one_frame(obs, width), stacks.frame_of(next_obs, number - 1, width))
+
+    return jax.tree.map(take, numbers, obs, next_obs)
+
+
+def developed(numbers: PyTree, frames: PyTree, shots: PyTree) -> tuple[PyTree, PyTree]:
+    """Return observations [R, E, ...] and what they led to, with films of stacks and the newest frames of those.
+
+    Args:
+      numbers: of `stacks_of`.
+      frames: of `exposed`, of all rows.
+      shots: of `shot`, [R, ...].
+    """
+    obs = lambda number, shot, frames: shot[0] if frames is None else Film(frames, shot.anew)
+    return jax.tree.map(obs, numbers, shots, frames), jax.tree.map(lambda number, shot: shot[1], numbers, shots)
+
+
+def keeps_promise(numbers: PyTree, obs: PyTree, next_obs: PyTree, following: PyTree) -> Array:
+    """Return [E], whether a step's stacks are what `ArraySpec.num_frames` promises.
+
+    Args:
+      numbers: of `stacks_of`.
+      obs: [E, ...], what was acted on.
+      next_obs: [E, ...], what that led to: `obs` less its oldest frame and one more.
+      following: [E, ...], what is acted on next: `next_obs`, or one frame k times.
+    """
+
+    def keeps(number: int, obs: Array, next_obs: Array, following: Array) -> Any:
+        if number == 1:
+            return True
+        width = obs.shape[-1] // number
+        goes_on = stacks.is_shifted(obs, next_obs, width)
+        return goes_on & (stacks.is_equal(following, next_obs) | stacks.is_one_frame(following, width))
+
+    kept = [x for x in jax.tree.leaves(jax.tree.map(keeps, numbers, obs, next_obs, following)) if x is not True]
+    return jnp.stack(kept).all(axis=0)
+
+
 def unroll(film: Film) -> Array:
     """Return the stacks [R, E, ..., k * C]."""
-    rows, deep = film.anew.shape[0], film.deep
+    rows, deep, begun = film.anew.shape[0], film.deep, film.begun()
     row = jnp.arange(rows)[:, None]
-    # The row that a stack's own frames begin with; before the first row are those of its stack.
-    begun = jax.lax.cummax(jnp.where(film.anew & (row > 0), row, -deep), axis=0)
     flat = film.frames.reshape(*film.frames.shape[:2], -1)
     frames = [flat[deep:]]  # Newest first; behind where a stack's own end, the last of them again.
     for age in range(1, deep + 1):
         frames.append(jnp.where((row - age >= begun)[..., None], flat[deep - age : deep - age + rows], frames[-1]))
-    shape = film.frames.shape[2:]
-    return stacks.stacked(frames[::-1], (*shape[:-1], shape[-1] * (deep + 1)))
+    return stacks.stacked(frames[::-1], _stack_shape(film.frames.shape[2:], deep))
 
 
 def unrolled(obs: PyTree) -> PyTree:
     """Return observations [R, E, ...] with stacks in the place of films."""
     return jax.tree.map(lambda x: unroll(x) if is_film(x) else x, obs, is_leaf=is_film)
+
+
+def at(obs: PyTree, step: Array | None) -> PyTree:
+    """Return of observations [R, E, ...] that of row `step` [E] of each environment; of the last one for None."""
+
+    def row_of(x: Any) -> Array:
+        if not is_film(x):
+            row: Array = at_step(x, step)
+            return row
+        rows, envs = x.anew.shape
+        row = jnp.full(envs, rows - 1) if step is None else step
+        begun = jnp.take_along_axis(x.begun(), row[None], 0)[0]
+        flat = x.frames.reshape(*x.frames.shape[:2], -1)
+        of_age = lambda age: jnp.take_along_axis(flat, (x.deep + jnp.maximum(row - age, begun))[None, :, None], 0)[0]
+        return stacks.stacked([of_age(age) for age in range(x.deep, -1, -1)], _stack_shape(x.frames.shape[2:], x.deep))
+
+    return jax.tree.map(row_of, obs, is_leaf=is_film)
+
+
+def cut(film: Film, num_lanes: int) -> Strips:
+    """Return a film in lanes, fixed groups of neighbouring environments."""
+    frames, begun = (x.reshape(x.shape[0], num_lanes, -1, *x.shape[2:]) for x in (film.frames, film.begun()))
+    return Strips(frames, jnp.moveaxis(begun, 1, 0))
+
+
+def picked(strips: Strips, index: Array | None) -> Array:
+    """Return the stacks of the steps `index` [L, n] of each lane, [L, n, ...]; of all R * E / L for None.
+
+    A lane's steps are numbered in order of time, and in each of environments, as `podium.learn.to_lanes` has them.
+    """
+    lanes, rows, envs = strips.begun.shape
+    if index is None:
+        index = jnp.broadcast_to(jnp.arange(rows * envs), (lanes, rows * envs))
+    row, env = jnp.divmod(index.astype(jnp.int32), envs)
+    return strips.stacks(row, env)
+
+
+def of_envs(strips: Strips, index: Array | None) -> Array:
+    """Return the stacks of the environments `index` [L, n] of each lane, [L, n, R, ...]; of all for None."""
+    lanes, rows, envs = strips.begun.shape
+    if index is None:
+        index = jnp.broadcast_to(jnp.arange(envs), (lanes, envs))
+    shape = *index.shape, rows
+    env, row = (jnp.broadcast_to(x, shape) for x in (index.astype(jnp.int32)[..., None], jnp.arange(rows)))
+    whole = strips.stacks(row.reshape(lanes, -1), env.reshape(lanes, -1))
+    return whole.reshape(*shape, *whole.shape[2:])
+
+
+def _stack_shape(frame: tuple[int, ...], deep: int) -> tuple[int, ...]:
+    return *frame[:-1], frame[-1] * (deep + 1)

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from podium import film
 from podium.agent import Agent, Plan, Replay
 from podium.ops.shuffle import permute
 from podium.ranges import nearest_multiples
@@ -47,7 +48,8 @@ class Prepared:
 
     Attributes:
       key: of the shuffles, samples and gradients.
-      data: the plan's, [L, T * B / L, ...], or [L, B / L, T, ...] of sequences; `()` for an agent with a replay.
+      data: the plan's, [L, T * B / L, ...], or [L, B / L, T, ...] of sequences, with `podium.film.Strips` of films;
+        `()` for an agent with a replay.
       per_env: the plan's, [L, B / L, ...].
       order: [G, L, n], which units of each lane every gradient is taken from; None where one minibatch is everything.
       statistics: [G, ...], what `Agent.statistics` gives of every minibatch; `()` for an agent without.
@@ -297,19 +299,25 @@ def learn_from(
 
 
 def _shape(plan: Plan) -> tuple[int, int]:
-    time, batch = jax.tree.leaves(plan.data)[0].shape[:2]
+    first = jax.tree.leaves(plan.data, is_leaf=film.is_film)[0]
+    time, batch = (first.anew if film.is_film(first) else first).shape[:2]
     return time, batch
 
 
 def _lay_out(plan: Plan, num_lanes: int) -> tuple[PyTree, PyTree]:
-    """Return the plan's data and per_env in lanes of units: [L, units, ...]."""
+    """Return the plan's data and per_env in lanes of units: [L, units, ...]; films in lanes too, as they are."""
+
+    def lay(array: Callable[[Array], Array]) -> PyTree:
+        one = lambda x: film.cut(x, num_lanes) if film.is_film(x) else array(x)
+        return jax.tree.map(one, plan.data, is_leaf=film.is_film)
+
     if plan.unit == "step":
-        return jax.tree.map(lambda x: to_lanes(x, num_lanes), plan.data), ()
+        return lay(lambda x: to_lanes(x, num_lanes)), ()
 
     def by_lane(x: Array) -> Array:
         return x.reshape(num_lanes, x.shape[0] // num_lanes, *x.shape[1:])
 
-    return jax.tree.map(lambda x: by_lane(jnp.moveaxis(x, 1, 0)), plan.data), jax.tree.map(by_lane, plan.per_env)
+    return lay(lambda x: by_lane(jnp.moveaxis(x, 1, 0))), jax.tree.map(by_lane, plan.per_env)
 
 
 def _stored(agent: Agent, replay: Replay, replay_state: PyTree, plan: Plan, gap: Array | None) -> PyTree:
@@ -356,11 +364,14 @@ def _order(key: Key, plan: Plan, num_lanes: int) -> Array | None:
 def _pick(prepared: Prepared, index: Array | None) -> PyTree:
     """Return the minibatch of the units `index` [L, n] of each lane, or of all where it is None."""
 
-    def pick(lanes: Array) -> Array:
-        taken = lanes if index is None else jax.vmap(lambda lane, index: lane[index])(lanes, index)
+    def pick(lanes: Any) -> Array:
+        if film.is_strips(lanes):
+            taken = (film.picked if prepared.unit == "step" else film.of_envs)(lanes, index)
+        else:
+            taken = lanes if index is None else jax.vmap(lambda lane, index: lane[index])(lanes, index)
         return taken.reshape(-1, *taken.shape[2:])
 
-    data = jax.tree.map(pick, prepared.data)
+    data = jax.tree.map(pick, prepared.data, is_leaf=film.is_strips)
     if prepared.unit == "step":
         return data
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), data), jax.tree.map(pick, prepared.per_env)

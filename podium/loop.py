@@ -17,6 +17,7 @@ from podium import distributed
 from podium.checkpoint import params_sha256
 from podium.evaluate import Policy
 from podium.evaluator import Evaluator
+from podium.film import stacks_of
 from podium.placement.contract import Program
 from podium.recorder import Recorder
 from podium.saved import Saved
@@ -176,10 +177,16 @@ class Run:
         if not agent:
             who = f"{who} and the agent's parameters" if who else "The agent's parameters"
         remedy = "A smaller learning rate, bounded rewards or gradient clipping are the usual remedies."
+        mend = "It is the environment that needs mending."
+        if not env and stacks_of(self.program.env.spec.obs) is not None:
+            mend = remedy = (
+                "It is the environment that needs mending; rewards become NaN, too, where its observations are not the "
+                "stacks that num_frames of its spec promises (podium.testing.check_env tells)."
+            )
         return (
             f"{who} became NaN or infinite before env_steps={self.recorder.env_steps(self.update)}"
             f"{' (so did ' + ', '.join(bad) + ')' if bad else ''}; {self.recorder.last_good()}. "
-            f"{'It is the environment that needs mending.' if agent else remedy}"
+            f"{mend if agent else remedy}"
         )
 
 

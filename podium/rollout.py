@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from podium import episodes, keys
+from podium import episodes, film, keys
 from podium.agent import Agent
 from podium.env import Env
-from podium.film import unrolled
+from podium.ops import stacks
 from podium.ops.returns import discounted_sum
-from podium.types import Array, Key, PyTree, Trajectory, at_step
+from podium.types import Array, Key, PyTree, Trajectory
 
 
 class RolloutState(NamedTuple):
@@ -95,27 +95,44 @@ def rollout(
     Raises:
       ValueError: the agent has a `reward_discount`, and `state` no discounted sums.
     """
+    end, played, ended = play(key, agent, env, params, state, num_steps, version, fold)
+    return end, played.trajectory(), ended
+
+
+def play(
+    key: Key,
+    agent: Agent,
+    env: Env,
+    params: PyTree,
+    state: RolloutState,
+    num_steps: int,
+    version: Array,
+    fold: Callable[..., Any] = jax.lax.scan,
+) -> tuple[RolloutState, Rollout, episodes.Ended]:
+    """Do as `rollout` does, and return its trajectory as it travels; stacks of frames are filmed.
+
+    Where an environment's stacks are not what `ArraySpec.num_frames` promises, its reward is NaN: what would be learnt
+    from is not what was seen, and a run ends so, as it does for numbers of a simulator that are none.
+    """
     if agent.reward_discount is not None and state.past is None:
         raise ValueError(
             f"{agent.name} has reward_discount={agent.reward_discount}, but state.past=None; give begin "
             "fresh_past(agent, num_envs)."
         )
+    numbers = film.stacks_of(env.spec.obs)
 
-    def step(moving: dict[str, PyTree], step_keys: tuple[Key, Key]) -> tuple[dict[str, PyTree], tuple]:
-        before, (act_keys, env_keys) = state._replace(**moving), step_keys
+    def step(carried: tuple[dict[str, PyTree], PyTree], given: tuple[Array, Key, Key]) -> tuple[tuple, tuple]:
+        (moving, frames), (number, act_keys, env_keys) = carried, given
+        before = state._replace(**moving)
         output = agent.act(act_keys, params, before.carry, before.obs, before.first, False)
         env_state, timestep = jax.vmap(env.step)(env_keys, before.env_state, output.action)
         counted, ended = episodes.accumulate(before.episodes, timestep)
-        row = (
-            before.obs,
-            output.action,
-            timestep.reward,
-            timestep.terminated,
-            timestep.truncated,
-            timestep.next_obs,
-            before.first,
-            output.extras,
-        )
+        reward, seen = timestep.reward, (before.obs, timestep.next_obs)
+        if numbers is not None:
+            kept = film.keeps_promise(numbers, *seen, timestep.obs)
+            reward = jnp.where(kept.reshape(-1, *[1] * (reward.ndim - 1)), reward, jnp.nan)
+            frames, seen = film.exposed(numbers, frames, number, before.obs), film.shot(numbers, *seen)
+        row = seen, output.action, reward, timestep.terminated, timestep.truncated, before.first, output.extras
         following = before._replace(
             env_state=env_state, obs=timestep.obs, first=timestep.last, carry=output.carry, episodes=counted
         )
@@ -123,22 +140,27 @@ def rollout(
             rewards = timestep.reward, timestep.terminated
             past = discounted_sum(before.past, *rewards, agent.reward_discount, timestep.valid)
             following = following._replace(past=past)
-        return following.moving(), (row, timestep.valid, timestep.turn, ended)
+        return (following.moving(), frames), (row, timestep.valid, timestep.turn, ended)
 
     act_keys = keys.at_times(keys.environment_keys(key, state.index), jnp.zeros_like(state.time), num_steps)
     env_keys = keys.at_times(jax.random.wrap_key_data(state.env_keys), state.time, num_steps)
-    moving, (row, valid, turn, ended) = fold(step, state.moving(), (act_keys, env_keys))
+    frames = () if numbers is None else film.reels(numbers, state.obs, num_steps)
+    given = jnp.arange(num_steps), act_keys, env_keys
+    (moving, frames), ((seen, *row), valid, turn, ended) = fold(step, (state.moving(), frames), given)
     end = state._replace(**moving)
-    trajectory = Trajectory(*(*row, state.carry, end.carry, version, valid))._replace(past=state.past, turn=turn)
-    return end._replace(time=state.time + num_steps), trajectory, ended
+    action, reward, terminated, truncated, first, extras = row
+    obs, next_obs = seen if numbers is None else film.developed(numbers, frames, seen)
+    ends = terminated, truncated, next_obs, first
+    played = Rollout(obs, action, reward, *ends, extras, state.carry, end.carry, version, valid)
+    return end._replace(time=state.time + num_steps), played._replace(past=state.past, turn=turn), ended
 
 
 class Rollout(NamedTuple):
     """T steps of E environments as they travel: the fields of a `Trajectory`, but for `obs` and `next_obs`.
 
-    Where environments reset in the NEXT step, what follows a step is the true next observation, also at an end: then
-    `obs` is [T + 1, E, ...] and `next_obs` None, so that no observation travels twice; and of stacks of frames it is a
-    `podium.film.Film`, so that no frame does.
+    Of stacks of frames `obs` is a `podium.film.Film`, so that no frame travels twice, and `next_obs` has the newest
+    frame of each. Where environments reset in the NEXT step, what follows a step is the true next observation, also at
+    an end: then `obs` is [T + 1, E, ...], or a film of T + 1 rows, and `next_obs` None.
     """
 
     obs: PyTree
@@ -158,30 +180,51 @@ class Rollout(NamedTuple):
     turn: Any | None = None
 
     def trajectory(self) -> Trajectory:
-        """Return the rollout with its `next_obs`."""
-        if self.next_obs is not None:
+        """Return the rollout with its `next_obs`, and stacks in the place of films."""
+        rows = film.unrolled(self.obs)
+        if self.next_obs is None:
+            obs, next_obs = jax.tree.map(lambda x: x[:-1], rows), jax.tree.map(lambda x: x[1:], rows)
+            trajectory = KeptTrajectory(*self._replace(obs=obs, next_obs=next_obs))
+            # The first row's older frames are there, and a film has one more of each than rows.
+            trajectory.rows = jax.tree.map(lambda x: x[:-1], self.obs)
+            trajectory.led_to = lambda step: film.at(self.obs, None if step is None else step + 1)
+            return trajectory
+        leaves = jax.tree.leaves(self.obs, is_leaf=film.is_film)
+        if not any(map(film.is_film, leaves)):
             return Trajectory(*self)
-        rows = unrolled(self.obs)
-        before, after = jax.tree.map(lambda x: x[:-1], rows), jax.tree.map(lambda x: x[1:], rows)
-        trajectory = OverlappingTrajectory(*self._replace(obs=before, next_obs=after))
-        trajectory.rows = rows
+        newest = self.next_obs
+
+        def after(obs: PyTree, frames: PyTree) -> Any:
+            follow = lambda kept, seen, frame: stacks.pushed(seen, frame) if film.is_film(kept) else frame
+            return jax.tree.map(follow, self.obs, obs, frames, is_leaf=film.is_film)
+
+        trajectory = KeptTrajectory(*self._replace(obs=rows, next_obs=after(rows, newest)))
+        trajectory.rows = self.obs
+        trajectory.led_to = lambda step: after(film.at(self.obs, step), film.at(newest, step))
         return trajectory
 
 
-class OverlappingTrajectory(Trajectory):
-    """A Trajectory whose `obs` and `next_obs` are parts of the same `rows` [T + 1, B, ...], which `reached` reads.
+class KeptTrajectory(Trajectory):
+    """A Trajectory whose `obs` and `next_obs` are made of what its rollout kept, for who asks for few of them.
 
-    So a program that asks for few of `next_obs` has no copy of them all. What is made anew of one (`_replace`, a mapped
-    tree) knows no rows, and reads `next_obs`.
+    So a program that reads `reached` and `kept` has no copy of all stacks. What is made anew of one (`_replace`, a
+    mapped tree) knows nothing of that, and reads `obs` and `next_obs`.
+
+    Attributes:
+      rows: `obs`, with films in the place of stacks.
+      led_to: what `reached` returns.
     """
 
     rows: PyTree = None
+    led_to: Callable[[Array | None], PyTree] | None = None
 
     def reached(self, step: Array | None) -> PyTree:
         """Return what that step led to; see `Trajectory.reached`."""
-        if self.rows is None:
-            return super().reached(step)
-        return at_step(self.rows, None if step is None else step + 1)
+        return super().reached(step) if self.led_to is None else self.led_to(step)
+
+    def kept(self) -> PyTree:
+        """Return `obs`, with films in the place of stacks; see `Trajectory.kept`."""
+        return super().kept() if self.rows is None else self.rows
 
 
 R = TypeVar("R", Rollout, Trajectory)
@@ -197,13 +240,13 @@ def map_envs(function: Callable[..., Any], *rollouts: R) -> R:
     return type(rollouts[0])(**fields)
 
 
-def specs_of(axis: str) -> Trajectory:
-    """Return how a trajectory lies along the mesh axis that holds the environments; a prefix of its tree."""
+def specs_of(axis: str) -> Rollout:
+    """Return how a rollout lies along the mesh axis that holds the environments; a prefix of its tree."""
     rows: Any = P(None, axis)
     by_env: Any = P(axis)
     once: Any = P()
     each = {"carry": by_env, "end_carry": by_env, "gap": by_env, "past": by_env}
-    return Trajectory(*(rows,) * 8, **each, policy_version=once, valid=rows, turn=rows)
+    return Rollout(*(rows,) * 8, **each, policy_version=once, valid=rows, turn=rows)
 
 
 def scaled(rollout: Rollout, length: int, num_envs: int) -> Rollout:

@@ -224,9 +224,17 @@ class Trajectory(NamedTuple):
     def reached(self, step: Array | None) -> PyTree:
         """Return what step number `step` [B] of each environment led to, [B, ...]; the last one for None.
 
-        It is `next_obs` there. A host environment's rollout holds every observation once: read so, they are not copied.
+        It is `next_obs` there. Rollouts may hold an observation, or a frame of it, once: read so, they are not copied.
         """
         return at_step(self.next_obs, step)
+
+    def kept(self) -> PyTree:
+        """Return `obs` to be put in the data of a Plan that is learnt from in minibatches, not to be read.
+
+        It is `obs`, but of stacks of frames of which a rollout keeps every frame once what it keeps
+        (`podium.film.Film`): a minibatch then has stacks again, and nothing holds them all.
+        """
+        return self.obs
 
 
 def at_step(rows: PyTree, step: Array | None) -> PyTree:

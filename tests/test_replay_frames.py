@@ -15,8 +15,8 @@ import everywhere
 import podium
 from podium import envs, replay
 from podium.envs import wrappers
+from podium.film import stacks_of
 from podium.replay import Transition
-from podium.replay.frames import stacks_of
 
 LENGTH, ROWS = 4, 24
 

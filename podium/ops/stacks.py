@@ -31,6 +31,15 @@ def stacked(frames: Sequence[Array], shape: tuple[int, ...]) -> Array:
     return jnp.concatenate([frame.reshape(*batch, *shape[:-1], width) for frame in frames], axis=-1)
 
 
+def pushed(stack: Array, frame: Array) -> Array:
+    """Return stacks [..., k * C] less their oldest frame and one more, [..., C]."""
+    width = frame.shape[-1]
+    if is_word(stack.dtype, stack.shape[-1], width):
+        moved = (words(stack) >> 8) | (frame[..., 0].astype(jnp.uint32) << 24)
+        return jax.lax.bitcast_convert_type(moved, jnp.uint8)
+    return jnp.concatenate([stack[..., width:], frame], axis=-1)
+
+
 def frame_of(stack: Any, place: int, width: int) -> Any:
     """Return one frame [..., C] of stacks [..., k * C], of JAX or NumPy; the oldest has place 0."""
     if isinstance(stack, jax.Array) and is_word(stack.dtype, stack.shape[-1], width):
@@ -50,3 +59,15 @@ def is_one_frame(stack: Any, width: int) -> Any:
     for older, newer in zip(frames, frames[1:], strict=False):
         equal = equal & (older == newer).all(axis=axes)
     return equal
+
+
+def is_equal(stack: Array, other: Array) -> Array:
+    """Say of stacks [E, ...] which are equal: bool [E]."""
+    return jnp.all(stack == other, axis=tuple(range(1, stack.ndim)))
+
+
+def is_shifted(stack: Array, following: Array, width: int) -> Array:
+    """Say which stacks [E, ..., k * C] are followed by them less their oldest frame and one more: bool [E]."""
+    if is_word(stack.dtype, stack.shape[-1], width):
+        return is_equal(words(stack) >> 8, words(following) & 0xFFFFFF)
+    return is_equal(stack[..., width:], following[..., :-width])

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from podium.types import Array, DiscreteSpec, EnvSpec, PyTree, Seen
+from podium.types import Array, DiscreteSpec, EnvSpec, PyTree, Seen, Trajectory
 
 FLOOR = 1e-4
 """Deviation below which a feature counts as one that does not change."""
@@ -113,6 +113,11 @@ def normalize(stats: RunningStats | None, x: PyTree, limit: float = 10.0) -> PyT
         return x._replace(view=view, world=world)
     normal = lambda x, mean, scale: jnp.clip((x - mean) / scale, -limit, limit)
     return jax.tree.map(normal, x, stats.mean, stats.scale())
+
+
+def kept(stats: RunningStats | None, trajectory: Trajectory) -> PyTree:
+    """Return what was seen, for the data of a Plan: `normalize` of it, or `Trajectory.kept` where `stats` is None."""
+    return trajectory.kept() if stats is None else normalize(stats, trajectory.obs)
 
 
 def masked_mean(x: Array, valid: Array | None = None, num_valid: Array | None = None) -> Array:

@@ -20,9 +20,9 @@ import numpy as np
 from podium import distributed
 from podium.agent import Agent, check_is_agent
 from podium.env import Env
+from podium.film import stacks_of
 from podium.host import HostEnvFactory, check_is_env
 from podium.ranges import check_positive, plain
-from podium.replay.frames import stacks_of
 from podium.report import Report
 from podium.rollout import Rollout, RolloutState
 from podium.tally import OF_EPISODES, Addition

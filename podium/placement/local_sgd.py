@@ -35,8 +35,8 @@ from podium.placement.compiled.learner import Learner
 from podium.placement.contract import EPISODES_RESTART, Acting, Asked, Loop, Placement, Program, Sizes, adopt
 from podium.ranges import check_choice, check_divides, check_fields
 from podium.report import Move, Report, Role, device_name, nbytes, shares
-from podium.rollout import RolloutState, dealt, gathered, specs_of
-from podium.types import Array, Key, Metrics, PyTree, Trajectory
+from podium.rollout import Rollout, RolloutState, dealt, gathered, specs_of
+from podium.types import Array, Key, Metrics, PyTree
 
 MIXES = ("mean", *get_args(gossip.Graph))
 
@@ -249,37 +249,37 @@ class _Averaging:
         def play(agent_state: PyTree, standing: RolloutState) -> Any:
             params, number = acting.agent.actor(agent_state), state.update
             following, rollout, stats = acting.play(state.key, number, params, standing, number)
-            return following, rollout.trajectory(), {name: stats[name] for name in episodes.SUMS}
+            return following, rollout, {name: stats[name] for name in episodes.SUMS}
 
-        following, trajectories, ended = self._on_devices(jax.vmap(play))(state.workers, state.rollout)
-        state, metrics, finite = self._learn(state._replace(rollout=following), trajectories)
+        following, rollouts, ended = self._on_devices(jax.vmap(play))(state.workers, state.rollout)
+        state, metrics, finite = self._learn(state._replace(rollout=following), rollouts)
         return state, {**metrics, **jax.tree.map(lambda x: jnp.sum(x, axis=0), ended)}, finite
 
-    def _update(self, state: LocalSGDState, trajectory: Trajectory) -> tuple[LocalSGDState, Metrics]:
+    def _update(self, state: LocalSGDState, rollout: Rollout) -> tuple[LocalSGDState, Metrics]:
         """Learn from the rollouts of all workers as one, [T, B, ...]."""
-        state, metrics, finite = self._learn(state, self._split(trajectory))
+        state, metrics, finite = self._learn(state, self._split(rollout))
         return state, {**metrics, "finite": chunk_finite(state.workers, finite)}
 
-    def _learn(self, state: LocalSGDState, trajectories: Trajectory) -> tuple[LocalSGDState, Metrics, Array]:
-        """Let each worker learn from its own trajectory, [W, T, B / W, ...]; average where it is time.
+    def _learn(self, state: LocalSGDState, rollouts: Rollout) -> tuple[LocalSGDState, Metrics, Array]:
+        """Let each worker learn from its own rollout, [W, T, B / W, ...]; average where it is time.
 
         Returns:
           the next state, metrics, and [B] whether each environment gave finite numbers only.
         """
         agent, learn_key = self.acting.agent, keys.iteration(state.key, state.update).learn
 
-        def work(number: Array, agent_state: PyTree, replay: PyTree, trajectory: Trajectory) -> Any:
+        def work(number: Array, agent_state: PyTree, replay: PyTree, rollout: Rollout) -> Any:
             key = learn_key if self.workers == 1 else jax.random.fold_in(learn_key, number)
-            prepared = prepare(key, agent, agent_state, replay, trajectory, self.sizes.num_lanes)
+            prepared = prepare(key, agent, agent_state, replay, rollout.trajectory(), self.sizes.num_lanes)
             agent_state, prepared, metrics = learn_from(agent, agent_state, prepared)
             return agent_state, prepared.replay, metrics
 
-        def local(numbers: Array, agents: PyTree, replays: PyTree, trajectories: Trajectory) -> Any:
-            return jax.vmap(work)(numbers, agents, replays, trajectories), gathered(trajectories)
+        def local(numbers: Array, agents: PyTree, replays: PyTree, rollouts: Rollout) -> Any:
+            return jax.vmap(work)(numbers, agents, replays, rollouts), gathered(rollouts)
 
         learn = self._on_devices(local, out_specs=(BY_WORKER, specs_of("env")))
-        learned, trajectory = learn(jnp.arange(self.workers), state.workers, state.replay, trajectories)
-        workers, replay, metrics = learned
+        learned, rollout = learn(jnp.arange(self.workers), state.workers, state.replay, rollouts)
+        trajectory, (workers, replay, metrics) = rollout.trajectory(), learned
         workers = jax.vmap(agent.observe, in_axes=(0, None))(workers, trajectory)
         update = state.update + 1
         apart = lambda workers: (state.agent, workers, jnp.full((), jnp.nan))
@@ -289,10 +289,10 @@ class _Averaging:
         state = LocalSGDState(state.key, update, mean, workers, replay, state.rollout)
         return state, metrics, rollout_finite(agent, trajectory)
 
-    def _split(self, trajectory: Trajectory) -> Trajectory:
-        """Return a trajectory of all environments, [T, B, ...], as those of the workers, [W, T, B / W, ...]."""
+    def _split(self, rollout: Rollout) -> Rollout:
+        """Return a rollout of all environments, [T, B, ...], as those of the workers, [W, T, B / W, ...]."""
         local = partial(dealt, number=self.workers // self.mesh.size)
-        split: Trajectory = self._on_devices(local, in_specs=(specs_of("env"),))(trajectory)
+        split: Rollout = self._on_devices(local, in_specs=(specs_of("env"),))(rollout)
         return split
 
     def _on_devices(self, function: Callable[..., Any], in_specs: Any = BY_WORKER, out_specs: Any = BY_WORKER) -> Any:

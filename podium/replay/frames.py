@@ -15,42 +15,20 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from podium.ops.stacks import is_word, stacked, words
-from podium.types import Array, ArraySpec, PyTree, is_spec
+from podium.types import Array
 
 STEPS_PER_SPARE = 16
 """Rows of an environment for each spare place that it has, where frames are not small."""
 
 SMALL = 2**26
 """Bytes that spare places may take in any case."""
-
-
-LARGE = 1024
-"""Bytes of a stack from which on frames are kept once; of smaller ones the places would take more than they save."""
-
-
-def stacks_of(specs: PyTree, obs: PyTree = None) -> PyTree:
-    """Return of how many frames each array of an observation is a stack, as far as that pays; None where nowhere.
-
-    Args:
-      specs: of an environment's observations.
-      obs: what is kept of one, if not all; shapes will do. Of what is no whole observation nothing is known.
-    """
-    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
-    structure: Any = jax.tree.structure(specs, is_leaf=is_spec)
-    if obs is not None:
-        shapes = [x.shape for x in jax.tree.leaves(obs)]
-        if structure != jax.tree.structure(obs) or shapes != [tuple(x.shape) for x in leaves]:
-            return None
-    size = lambda spec: math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
-    stacks = [x.num_frames if isinstance(x, ArraySpec) and size(x) >= LARGE else 1 for x in leaves]
-    return structure.unflatten(stacks) if any(number > 1 for number in stacks) else None
 
 
 class Frames(NamedTuple):

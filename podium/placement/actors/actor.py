@@ -23,7 +23,7 @@ from podium.host import HostEnvFactory
 from podium.learn import python_scan
 from podium.placement.actors.host import HostActing
 from podium.placement.contract import STATS, Acting, Actor, Experience, Following, Heartbeat, MakeActor, nothing_yet
-from podium.rollout import Rollout, RolloutState, begin, rollout, scaled
+from podium.rollout import Rollout, RolloutState, begin, play, scaled
 from podium.types import Array, Key, PyTree
 
 
@@ -50,12 +50,12 @@ class FusedActing(Acting):
     ) -> tuple[RolloutState, Rollout, dict[str, Array]]:
         """Play a rollout, and count."""
         key = keys.iteration(run_key, iteration).rollout
-        state, trajectory, ended = rollout(key, self.agent, self.env, params, state, self.length, version, fold)
-        valid: Array | int = trajectory.terminated.size
-        if trajectory.valid is not None:
-            valid = jnp.sum(episodes.any_agent(trajectory.valid, trajectory))
+        state, played, ended = play(key, self.agent, self.env, params, state, self.length, version, fold)
+        valid: Array | int = played.terminated.size
+        if played.valid is not None:
+            valid = jnp.sum(episodes.any_agent(played.valid, played))
         stats = {**episodes.summarize(ended), "valid_steps": jnp.asarray(valid, jnp.float32)}
-        return state, Rollout(*trajectory), stats
+        return state, played, stats
 
     def shapes(self, length: int, num_envs: int) -> Rollout:
         """Return the shapes of a rollout of so many steps and environments."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from podium import keys
 from podium.agent import Plan
+from podium.film import stacks_of
 from podium.learn import (
     Prepared,
     choose_lanes,
@@ -20,7 +21,6 @@ from podium.learn import (
     why_not_divides,
 )
 from podium.placement.contract import Acting, RunState, Sizes
-from podium.replay.frames import stacks_of
 from podium.report import nbytes
 from podium.rollout import zeros
 from podium.types import Key, PyTree

@@ -22,7 +22,7 @@ from podium.placement.compiled.iteration import gradient_bytes, start
 from podium.placement.contract import Acting, RunState, Sizes
 from podium.report import nbytes
 from podium.rollout import Rollout, cut, join, map_envs, with_gap
-from podium.types import Key, Metrics, PyTree, Trajectory
+from podium.types import Key, Metrics, PyTree
 
 
 @dataclasses.dataclass(eq=False)
@@ -32,7 +32,7 @@ class Learner(CompiledOnMesh):
     Args:
       start, partition, mesh: see `CompiledOnMesh`; environments lie along "env".
       rollout_shapes: of the rollouts of all environments as one.
-      learn: `(state, trajectory) -> (state, metrics)`, "finite" among the metrics.
+      learn: `(state, rollout) -> (state, metrics)`, "finite" among the metrics.
       acted_with: `(state) -> ` the parameters that are acted with; None for the agent's.
       params_along: how these lie along the mesh.
       donate: whether an update uses up the state; else somebody may still read it.
@@ -44,7 +44,7 @@ class Learner(CompiledOnMesh):
     rollout_shapes: Rollout
     start: Callable[[Key], Any]
     partition: Callable[[Any], Any]
-    learn: Callable[[Any, Trajectory], tuple[Any, Metrics]]
+    learn: Callable[[Any, Rollout], tuple[Any, Metrics]]
     acted_with: Callable[[Any], PyTree] | None = None
     params_along: P = P()
     donate: bool = True
@@ -127,7 +127,7 @@ class Learner(CompiledOnMesh):
 
     def _step(self, state: Any, rollout: Rollout) -> tuple[Any, Metrics, PyTree]:
         with batch_over(self.mesh):
-            state, metrics = self.learn(state, rollout.trajectory())
+            state, metrics = self.learn(state, rollout)
         return state, metrics, self._params(state)
 
 
@@ -135,7 +135,8 @@ def learner_of(acting: Acting, sizes: Sizes, devices: Sequence[jax.Device]) -> L
     """Return the learner of the agent as it is: replay lanes lie along the mesh, and the agent's State everywhere."""
     agent = acting.agent
 
-    def update(state: RunState, trajectory: Trajectory) -> tuple[RunState, Metrics]:
+    def update(state: RunState, rollout: Rollout) -> tuple[RunState, Metrics]:
+        trajectory = rollout.trajectory()
         key = keys.iteration(state.key, state.update).learn
         learned = learn(key, agent, state.agent, state.replay, trajectory, sizes.num_lanes)
         following = RunState(state.key, state.update + 1, learned.state, learned.replay, ())
@@ -149,7 +150,8 @@ def observer_of(acting: Acting, sizes: Sizes, devices: Sequence[jax.Device]) -> 
     """Return a learner whose updates only observe rollouts, of a run with no replay in its state; donates nothing."""
     agent = acting.agent
 
-    def update(state: RunState, trajectory: Trajectory) -> tuple[RunState, Metrics]:
+    def update(state: RunState, rollout: Rollout) -> tuple[RunState, Metrics]:
+        trajectory = rollout.trajectory()
         finite = rollout_finite(agent, trajectory).all()
         return state._replace(agent=agent.observe(state.agent, trajectory)), {"finite": finite}
 
@@ -160,7 +162,7 @@ def _learner(
     acting: Acting,
     sizes: Sizes,
     devices: Sequence[jax.Device],
-    update: Callable[[RunState, Trajectory], tuple[RunState, Metrics]],
+    update: Callable[[RunState, Rollout], tuple[RunState, Metrics]],
     with_replay: bool = True,
     donate: bool = True,
 ) -> Learner:

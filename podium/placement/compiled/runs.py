@@ -17,7 +17,7 @@ from podium.finite import rollout_finite
 from podium.learn import learn
 from podium.placement.compiled.iteration import start
 from podium.placement.contract import Acting, RunState, Sizes
-from podium.rollout import RolloutState, rollout
+from podium.rollout import RolloutState, play
 from podium.types import Array, Key, Metrics, PyTree
 
 BY_RUN = P("run")
@@ -38,16 +38,17 @@ def fused(
       sizes: of the run.
       device: of those that compute, the first.
       state: of the run.
-      spread: makes of what plays all environments, `(key, params, standing, version)` as of `podium.rollout.rollout`,
+      spread: makes of what plays all environments, `(key, params, standing, version)` as of `podium.rollout.play`,
         what lets several devices play them.
     """
     agent, (rollout_key, learn_key) = acting.agent.bound(state.agent), keys.iteration(state.key, state.update)
 
-    def play(key: Key, params: PyTree, standing: RolloutState, version: Array) -> Any:
-        return rollout(key, agent, acting.env, params, standing, sizes.rollout_length, version, words.fold(device))
+    def play_all(key: Key, params: PyTree, standing: RolloutState, version: Array) -> Any:
+        return play(key, agent, acting.env, params, standing, sizes.rollout_length, version, words.fold(device))
 
     params = agent.actor(state.agent)
-    following, trajectory, ended = spread(play)(rollout_key, params, state.rollout, state.update)
+    following, played, ended = spread(play_all)(rollout_key, params, state.rollout, state.update)
+    trajectory = played.trajectory()
     learned = learn(learn_key, agent, state.agent, state.replay, trajectory, sizes.num_lanes)
     metrics = {**learned.metrics, **episodes.summarize(ended)}
     state = RunState(state.key, state.update + 1, learned.state, learned.replay, following)
