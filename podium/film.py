@@ -3,8 +3,8 @@
 Of the k frames of a stack k - 1 were seen a step before, so a film of R rows is R + k - 1 frames and not R * k. What a
 stack may be is what `ArraySpec.num_frames` promises: the one before and a frame more, or one frame k times.
 
-A film is exposed a step at a time (`reels`, `exposed`, `shot`, `developed`), is read whole (`unrolled`) or a row an
-environment (`at`), and is cut into strips, from which minibatches of stacks are put together (`picked`, `of_envs`).
+A film is exposed a step at a time (`reels`, `exposed`, `shot`, `developed`), and read whole (`unrolled`); as a strip
+(`strips`) a row an environment (`at`), and cut into lanes minibatches of stacks (`picked`, `of_envs`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Film(NamedTuple):
         return int(self.frames.shape[0] - self.anew.shape[0])
 
     def begun(self) -> Array:
-        """Return [R, E], the row that a stack's own frames begin with; before the first row are those of its stack."""
+        """Return [R, E], as of `Strips.begun`; before the first row are the frames of its own stack."""
         row = jnp.arange(self.anew.shape[0])[:, None]
         return jax.lax.cummax(jnp.where(self.anew & (row > 0), row, -self.deep), axis=0)
 
@@ -58,11 +58,12 @@ class Shot(NamedTuple):
 
 
 class Strips(NamedTuple):
-    """A film in L lanes of environments, to pick rows from.
+    """Films in L lanes of environments, to put stacks together from.
 
     Attributes:
       frames: [k - 1 + R, L, E / L, ..., C].
-      begun: [L, R, E / L], as of `Film.begun`.
+      begun: int32 [L, R, E / L], the row that a stack's own frames begin with; of stacks that began before the first
+        row 1 - k.
     """
 
     frames: Any
@@ -73,18 +74,16 @@ class Strips(NamedTuple):
         lanes, rows, envs = self.begun.shape
         deep, shape = self.frames.shape[0] - rows, self.frames.shape[3:]
         begun = jnp.take_along_axis(self.begun.reshape(lanes, -1), row * envs + env, 1)
-        flat = self.frames.reshape(*self.frames.shape[:3], -1)
-        # Rows of an array as it lies: with the lanes in front all of it would be copied.
-        one = jax.lax.GatherDimensionNumbers(
-            (2,), (0, 2), (0, 2), operand_batching_dims=(1,), start_indices_batching_dims=(0,)
-        )
-        sizes, mode = (1, 1, 1, flat.shape[-1]), jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
-
-        def of_age(age: int) -> Array:
-            place = jnp.stack([deep + jnp.maximum(row - age, begun), env], axis=-1)
-            return jax.lax.gather(flat, place, one, sizes, mode=mode)
-
-        return stacks.stacked([of_age(age) for age in range(deep, -1, -1)], _stack_shape(shape, deep))
+        age = jnp.arange(deep, -1, -1)
+        frame = deep + jnp.maximum(row[..., None] - age, begun[..., None])
+        place = jnp.stack([frame, jnp.broadcast_to(env[..., None], frame.shape)], axis=-1)
+        # [L, n, pixels, k], of the array as it lies: with the lanes in front all of it would be copied.
+        flat = self.frames.reshape(*self.frames.shape[:3], -1, shape[-1])
+        along = {"operand_batching_dims": (1,), "start_indices_batching_dims": (0,)}
+        one = jax.lax.GatherDimensionNumbers((2, 4), (0, 2), (0, 2), **along)
+        sizes, mode = (1, 1, 1, *flat.shape[3:]), jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
+        found = jax.lax.gather(flat, place, one, sizes, mode=mode)
+        return found.reshape(*row.shape, *_stack_shape(shape, deep))
 
 
 def is_film(x: object) -> bool:
@@ -93,7 +92,7 @@ def is_film(x: object) -> bool:
 
 
 def is_strips(x: object) -> bool:
-    """Say whether a part of observations is a film in lanes."""
+    """Say whether a part of observations is films in lanes."""
     return isinstance(x, Strips)
 
 
@@ -224,27 +223,39 @@ def unrolled(obs: PyTree) -> PyTree:
     return jax.tree.map(lambda x: unroll(x) if is_film(x) else x, obs, is_leaf=is_film)
 
 
+def strips(obs: PyTree, rows: int | None = None) -> PyTree:
+    """Return observations with films as `Strips` of one lane; of the first `rows` where that is given."""
+
+    def strip(x: Any) -> Any:
+        if not is_film(x):
+            return x[:rows]
+        frames = x.frames if rows is None else x.frames[: x.deep + rows]
+        return Strips(frames[:, None], x.begun()[None, :rows])
+
+    return jax.tree.map(strip, obs, is_leaf=is_film)
+
+
 def at(obs: PyTree, step: Array | None) -> PyTree:
-    """Return of observations [R, E, ...] that of row `step` [E] of each environment; of the last one for None."""
+    """Return of observations [R, E, ...], with `strips`, that of row `step` [E] of each; of the last one for None."""
 
     def row_of(x: Any) -> Array:
-        if not is_film(x):
+        if not is_strips(x):
             row: Array = at_step(x, step)
             return row
-        rows, envs = x.anew.shape
-        row = jnp.full(envs, rows - 1) if step is None else step
-        begun = jnp.take_along_axis(x.begun(), row[None], 0)[0]
-        flat = x.frames.reshape(*x.frames.shape[:2], -1)
-        of_age = lambda age: jnp.take_along_axis(flat, (x.deep + jnp.maximum(row - age, begun))[None, :, None], 0)[0]
-        return stacks.stacked([of_age(age) for age in range(x.deep, -1, -1)], _stack_shape(x.frames.shape[2:], x.deep))
+        _, rows, envs = x.begun.shape
+        row, deep = jnp.full(envs, rows - 1) if step is None else step, x.frames.shape[0] - rows
+        begun = jnp.take_along_axis(x.begun[0], row[None], 0)[0]
+        flat = x.frames.reshape(x.frames.shape[0], envs, -1)
+        of_age = lambda age: jnp.take_along_axis(flat, (deep + jnp.maximum(row - age, begun))[None, :, None], 0)[0]
+        return stacks.stacked([of_age(age) for age in range(deep, -1, -1)], _stack_shape(x.frames.shape[3:], deep))
 
-    return jax.tree.map(row_of, obs, is_leaf=is_film)
+    return jax.tree.map(row_of, obs, is_leaf=is_strips)
 
 
-def cut(film: Film, num_lanes: int) -> Strips:
-    """Return a film in lanes, fixed groups of neighbouring environments."""
-    frames, begun = (x.reshape(x.shape[0], num_lanes, -1, *x.shape[2:]) for x in (film.frames, film.begun()))
-    return Strips(frames, jnp.moveaxis(begun, 1, 0))
+def cut(strip: Strips, num_lanes: int) -> Strips:
+    """Return a strip of one lane in several, fixed groups of neighbouring environments."""
+    frames = strip.frames.reshape(strip.frames.shape[0], num_lanes, -1, *strip.frames.shape[3:])
+    return Strips(frames, jnp.moveaxis(strip.begun[0].reshape(strip.begun.shape[1], num_lanes, -1), 1, 0))
 
 
 def picked(strips: Strips, index: Array | None) -> Array:

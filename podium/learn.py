@@ -299,17 +299,17 @@ def learn_from(
 
 
 def _shape(plan: Plan) -> tuple[int, int]:
-    first = jax.tree.leaves(plan.data, is_leaf=film.is_film)[0]
-    time, batch = (first.anew if film.is_film(first) else first).shape[:2]
+    first = jax.tree.leaves(plan.data, is_leaf=film.is_strips)[0]
+    time, batch = first.begun.shape[1:] if film.is_strips(first) else first.shape[:2]
     return time, batch
 
 
 def _lay_out(plan: Plan, num_lanes: int) -> tuple[PyTree, PyTree]:
-    """Return the plan's data and per_env in lanes of units: [L, units, ...]; films in lanes too, as they are."""
+    """Return the plan's data and per_env in lanes of units: [L, units, ...]; films in lanes too."""
 
     def lay(array: Callable[[Array], Array]) -> PyTree:
-        one = lambda x: film.cut(x, num_lanes) if film.is_film(x) else array(x)
-        return jax.tree.map(one, plan.data, is_leaf=film.is_film)
+        one = lambda x: film.cut(x, num_lanes) if film.is_strips(x) else array(x)
+        return jax.tree.map(one, plan.data, is_leaf=film.is_strips)
 
     if plan.unit == "step":
         return lay(lambda x: to_lanes(x, num_lanes)), ()

@@ -185,9 +185,9 @@ class Rollout(NamedTuple):
         if self.next_obs is None:
             obs, next_obs = jax.tree.map(lambda x: x[:-1], rows), jax.tree.map(lambda x: x[1:], rows)
             trajectory = KeptTrajectory(*self._replace(obs=obs, next_obs=next_obs))
-            # The first row's older frames are there, and a film has one more of each than rows.
-            trajectory.rows = jax.tree.map(lambda x: x[:-1], self.obs)
-            trajectory.led_to = lambda step: film.at(self.obs, None if step is None else step + 1)
+            strips = film.strips(self.obs)
+            trajectory.rows = film.strips(self.obs, self.reward.shape[0])
+            trajectory.led_to = lambda step: film.at(strips, None if step is None else step + 1)
             return trajectory
         leaves = jax.tree.leaves(self.obs, is_leaf=film.is_film)
         if not any(map(film.is_film, leaves)):
@@ -199,8 +199,8 @@ class Rollout(NamedTuple):
             return jax.tree.map(follow, self.obs, obs, frames, is_leaf=film.is_film)
 
         trajectory = KeptTrajectory(*self._replace(obs=rows, next_obs=after(rows, newest)))
-        trajectory.rows = self.obs
-        trajectory.led_to = lambda step: after(film.at(self.obs, step), film.at(newest, step))
+        trajectory.rows = rows = film.strips(self.obs)
+        trajectory.led_to = lambda step: after(film.at(rows, step), film.at(newest, step))
         return trajectory
 
 
@@ -211,7 +211,7 @@ class KeptTrajectory(Trajectory):
     mapped tree) knows nothing of that, and reads `obs` and `next_obs`.
 
     Attributes:
-      rows: `obs`, with films in the place of stacks.
+      rows: `obs`, with `podium.film.Strips` in the place of stacks.
       led_to: what `reached` returns.
     """
 
@@ -223,7 +223,7 @@ class KeptTrajectory(Trajectory):
         return super().reached(step) if self.led_to is None else self.led_to(step)
 
     def kept(self) -> PyTree:
-        """Return `obs`, with films in the place of stacks; see `Trajectory.kept`."""
+        """Return `obs`, with strips of films in the place of stacks; see `Trajectory.kept`."""
         return super().kept() if self.rows is None else self.rows
 
 

@@ -232,7 +232,7 @@ class Trajectory(NamedTuple):
         """Return `obs` to be put in the data of a Plan that is learnt from in minibatches, not to be read.
 
         It is `obs`, but of stacks of frames of which a rollout keeps every frame once what it keeps
-        (`podium.film.Film`): a minibatch then has stacks again, and nothing holds them all.
+        (`podium.film.Strips`): a minibatch then has stacks again, and nothing holds them all.
         """
         return self.obs
 

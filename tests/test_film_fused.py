@@ -112,12 +112,13 @@ def test_a_trajectory_is_that_of_stacks_to_the_bit(num_frames: int) -> None:
     jax.tree.map(np.testing.assert_array_equal, *found)
 
 
-@pytest.mark.parametrize("num_lanes", [1, 2])
-def test_minibatches_are_put_together_from_strips(num_lanes: int) -> None:
+@pytest.mark.parametrize(("num_lanes", "width"), [(1, 1), (2, 1), (2, 3)])
+def test_minibatches_are_put_together_from_strips(num_lanes: int, width: int) -> None:
     rng = np.random.default_rng(0)
-    frames = jnp.asarray(rng.integers(0, 256, (3 + 9, 4, 5, 3, 1), np.uint8))
+    frames = jnp.asarray(rng.integers(0, 256, (3 + 9, 4, 5, 3, width), np.uint8))
     kept = film.Film(frames, jnp.asarray(rng.random((9, 4)) < 0.3))
-    whole, strips = np.asarray(film.unroll(kept)), film.cut(kept, num_lanes)
+    whole, strip = np.asarray(film.unroll(kept)), film.strips(kept)
+    strips = film.cut(strip, num_lanes)
     of_lane = np.moveaxis(whole.reshape(9, num_lanes, -1, *whole.shape[2:]), 1, 0)  # [L, T, E / L, ...]
     steps = of_lane.reshape(num_lanes, -1, *whole.shape[2:])
     index = rng.integers(0, steps.shape[1], (num_lanes, 7)).astype(np.uint32)
@@ -129,8 +130,8 @@ def test_minibatches_are_put_together_from_strips(num_lanes: int) -> None:
     np.testing.assert_array_equal(picked, by_env[np.arange(num_lanes)[:, None], chosen])
     np.testing.assert_array_equal(film.of_envs(strips, None), by_env)
     row = rng.integers(0, 9, 4)
-    np.testing.assert_array_equal(film.at(kept, jnp.asarray(row)), whole[row, np.arange(4)])
-    np.testing.assert_array_equal(film.at(kept, None), whole[-1])
+    np.testing.assert_array_equal(film.at(strip, jnp.asarray(row)), whole[row, np.arange(4)])
+    np.testing.assert_array_equal(film.at(strip, None), whole[-1])
 
 
 def test_a_program_holds_every_frame_twice_and_no_stack() -> None:
