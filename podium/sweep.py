@@ -38,6 +38,7 @@ from podium.schedule import Schedule, make_schedule
 from podium.space import Setting, Space, listed, settings_of
 from podium.sweep_table import Group, Progress, first_reaching, rank, rows_of, write
 from podium.train import agent_record, resolve_env, train, usual_length
+from podium.types import is_spec
 from podium.varied import check_field, may_vary, varied
 
 RECORD = "sweep.json"
@@ -355,7 +356,7 @@ def _at_once(agent: Agent, env: Env, num_envs: int, length: int, seeds: int, set
       ValueError: fewer fit than are asked for, or not even one does.
     """
     program = Anakin(1).build(agent, env, num_envs=num_envs, rollout_length=length)
-    obs = nbytes(jax.tree.map(lambda spec: spec.zeros(), env.spec.obs, is_leaf=lambda x: hasattr(x, "zeros")))
+    obs = nbytes(jax.tree.map(lambda spec: spec.zeros(), env.spec.obs, is_leaf=is_spec))
     # A rollout has each observation twice, and learning about as much again beside it.
     one = seeds * (nbytes(program.loop.abstract_state()) + 2 * num_envs * length * (2 * obs + 32))
     free = _free_bytes()

@@ -104,6 +104,7 @@ PLACEMENTS = {
     "distributed actors": podium.DistributedActors(workers=1, lockstep=True),
     "parameter server": podium.ParameterServer(workers=1),
     "single": podium.Single(),
+    "two workers": podium.LocalSGD(devices=1, workers=2),
 }
 SIZES: dict[str, Any] = {"hidden_sizes": (8,)}
 AGENTS: dict[str, Any] = {

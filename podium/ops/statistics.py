@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from podium.types import Array, DiscreteSpec, EnvSpec, PyTree, Seen, Trajectory
+from podium.types import Array, DiscreteSpec, EnvSpec, PyTree, Seen, Trajectory, is_spec
 
 FLOOR = 1e-4
 """Deviation below which a feature counts as one that does not change."""
@@ -55,7 +55,7 @@ def init_obs_stats(spec: EnvSpec) -> RunningStats:
             f"normalize_obs=True: the observations of {spec.name} are discrete and become one-hot; leave it out."
         )
     zeros = lambda leaf: leaf.zeros()
-    return init_stats(jax.tree.map(zeros, _numbers(spec.obs), is_leaf=lambda x: hasattr(x, "zeros")))
+    return init_stats(jax.tree.map(zeros, _numbers(spec.obs), is_leaf=is_spec))
 
 
 def _numbers(obs: PyTree) -> PyTree:

@@ -53,7 +53,7 @@ class HostActing(Acting):
 
         def play(key: Key) -> Rollout:
             params = self.agent.actor(self.agent.init(key, self.spec))
-            obs = jax.tree.map(lambda spec: spec.zeros(1), self.spec.obs, is_leaf=lambda x: hasattr(x, "zeros"))
+            obs = jax.tree.map(lambda spec: spec.zeros(1), self.spec.obs, is_leaf=is_spec)
             carry, yes = fresh_carry(self.agent, self.spec, jnp.arange(1)), jnp.ones(1, bool)
             output = self.agent.act(jax.random.split(key, 1), params, carry, obs, yes, False)
             action, extras = jax.tree.map(lambda x: x[None], (output.action, output.extras))
