@@ -72,18 +72,12 @@ class Strips(NamedTuple):
     def stacks(self, row: Array, env: Array) -> Array:
         """Return the stacks [L, n, ..., k * C] of rows [L, n] of the environments [L, n] of each lane."""
         lanes, rows, envs = self.begun.shape
-        deep, shape = self.frames.shape[0] - rows, self.frames.shape[3:]
+        deep = self.frames.shape[0] - rows
         begun = jnp.take_along_axis(self.begun.reshape(lanes, -1), row * envs + env, 1)
         age = jnp.arange(deep, -1, -1)
         frame = deep + jnp.maximum(row[..., None] - age, begun[..., None])
         place = jnp.stack([frame, jnp.broadcast_to(env[..., None], frame.shape)], axis=-1)
-        # [L, n, pixels, k], of the array as it lies: with the lanes in front all of it would be copied.
-        flat = self.frames.reshape(*self.frames.shape[:3], -1, shape[-1])
-        along = {"operand_batching_dims": (1,), "start_indices_batching_dims": (0,)}
-        one = jax.lax.GatherDimensionNumbers((2, 4), (0, 2), (0, 2), **along)
-        sizes, mode = (1, 1, 1, *flat.shape[3:]), jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
-        found = jax.lax.gather(flat, place, one, sizes, mode=mode)
-        return found.reshape(*row.shape, *_stack_shape(shape, deep))
+        return stacks.gathered(self.frames, place, in_lanes=True)
 
 
 def is_film(x: object) -> bool:

@@ -47,6 +47,26 @@ def frame_of(stack: Any, place: int, width: int) -> Any:
     return stack[..., place * width : (place + 1) * width]
 
 
+def gathered(frames: Array, place: Array, in_lanes: bool = False) -> Array:
+    """Return stacks [..., H, W, k * C] of frames wherever they lie, in one operation: on a CPU as fast as of stacks.
+
+    Args:
+      frames: [A, E, H, W, C], or any axes for H and W; [A, L, E, H, W, C] `in_lanes`.
+      place: int32 [..., k, 2], of each frame of a stack, oldest first, its places along A and E; [L, ..., k, 2]
+        `in_lanes`, of frames of that lane. All must be there: nothing is checked.
+      in_lanes: whether frames have an axis L. They are read as they lie: with it in front all would be copied.
+    """
+    axes, number = ((0, 2) if in_lanes else (0, 1)), place.ndim - 2
+    lead = frames.shape[: axes[1] + 1]
+    flat = frames.reshape(*lead, -1, frames.shape[-1])
+    lanes: dict[str, Any] = {"operand_batching_dims": (1,), "start_indices_batching_dims": (0,)} if in_lanes else {}
+    # Pixels come before the frames of a stack: [..., pixels, k, C].
+    numbers = jax.lax.GatherDimensionNumbers((number, number + 2), axes, axes, **lanes)
+    sizes, mode = (*[1] * len(lead), *flat.shape[-2:]), jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
+    found = jax.lax.gather(flat, place, numbers, sizes, mode=mode)
+    return found.reshape(*place.shape[:-2], *frames.shape[len(lead) : -1], place.shape[-2] * frames.shape[-1])
+
+
 def is_one_frame(stack: Any, width: int) -> Any:
     """Say of stacks [E, ..., k * C], of JAX or NumPy, which are one frame k times: bool [E]."""
     axes = tuple(range(1, stack.ndim))

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podium.ops.stacks import is_word, stacked, words
+from podium.ops.stacks import gathered, is_word, words
 from podium.types import Array
 
 STEPS_PER_SPARE = 16
@@ -173,39 +173,35 @@ def _write(held: Frames, steps: Steps, kept_before: Array, row: Array, place: Ar
 
 def obs_at(held: Frames, row: Array, env: Array) -> Array:
     """Return `obs` of one lane at rows and environments [...]: [..., k * C]."""
-    return stacked(_frames_at(held, _places(held, row, env)[0], env), held.last.shape[1:])
+    return _gathered(held, _places(held, row, env)[0], env)
 
 
 def next_obs_at(held: Frames, row: Array, env: Array) -> Array:
     """Return `next_obs` likewise."""
-    places, newest, age = _places(held, row, env)
-    # Behind the newest frame are those of the step's own observation, but where the stack is one frame k times.
-    older = [jnp.where(age > 0, place, newest) for place in places[1:]]
-    return stacked(_frames_at(held, [*older, newest], env), held.last.shape[1:])
+    return _gathered(held, _places(held, row, env)[1], env)
 
 
 def both_at(held: Frames, row: Array, env: Array) -> tuple[Array, Array]:
-    """Return `obs` and `next_obs` of the same steps, of which k - 1 frames are read once."""
-    places, newest, age = _places(held, row, env)
-    *obs, last = _frames_at(held, [*places, newest], env)
-    older = [jnp.where(age[..., None] > 0, frame, last) for frame in obs[1:]]
-    return stacked(obs, held.last.shape[1:]), stacked([*older, last], held.last.shape[1:])
+    """Return `obs` and `next_obs` of the same steps."""
+    obs, next_obs = _places(held, row, env)
+    return _gathered(held, obs, env), _gathered(held, next_obs, env)
 
 
-def _places(held: Frames, row: Array, env: Array) -> tuple[list[Array], Array, Array]:
-    """Return where the frames of `obs` are, oldest first; where the newest of `next_obs` is, and its age."""
+def _places(held: Frames, row: Array, env: Array) -> tuple[Array, Array]:
+    """Return where the frames of `obs` are, [..., k], oldest first, and those of `next_obs`."""
     deep = held.last.shape[-1] // held.frames.shape[-1] - 1
     stacks = held.stacks.at[row, env].get(mode="promise_in_bounds")
-    (newest, age), following = (jnp.moveaxis(stacks[..., i, :], -1, 0) for i in (0, 1))
+    (newest, age), (newest_next, age_next) = (jnp.moveaxis(stacks[..., i, :], -1, 0)[..., None] for i in (0, 1))
     ring = held.frames.shape[0] - held.owner.shape[0]
-    return [(newest - jnp.minimum(depth, age)) % ring for depth in range(deep, -1, -1)], *following
+    obs = (newest - jnp.minimum(jnp.arange(deep, -1, -1), age)) % ring
+    # Behind the newest frame are those of the step's own observation, but where the stack is one frame k times.
+    older = jnp.where(age_next > 0, obs[..., 1:], newest_next)
+    return obs, jnp.concatenate([older, newest_next], axis=-1)
 
 
-def _frames_at(held: Frames, places: list[Array], env: Array) -> list[Array]:
-    """Return the frames at these places, [..., numbers of a frame]: read at once, several times as fast as singly."""
-    frames = held.frames.at[jnp.stack(places, axis=-1), env[..., None]].get(mode="promise_in_bounds")
-    # Flat, because XLA makes loops of CPU vectors of the last axis alone.
-    return list(jnp.unstack(frames.reshape(*env.shape, len(places), -1), axis=env.ndim))
+def _gathered(held: Frames, places: Array, env: Array) -> Array:
+    place = jnp.stack([places, jnp.broadcast_to(env[..., None], places.shape)], axis=-1)
+    return gathered(held.frames, place)
 
 
 def _relations(obs: Array, next_obs: Array, last: Array, width: int) -> tuple[Array, Array, Array, Array]:
