@@ -163,11 +163,10 @@ def measure(flags: GpuFlags) -> dict[str, Any]:
         print(f"{piece.name}: {row.get('error', 'done')}", file=sys.stderr, flush=True)
 
     share = SIDE_BY_SIDE_SHARE * 60 * flags.minutes
+    seconds = lambda piece: min(left(), share) if piece.timed else left()
     with concurrent.futures.ThreadPoolExecutor(len(waiting) or 1) as threads:
         beside = {
-            threads.submit(
-                processes.run, piece, min(left(), share) if piece.timed else left(), cache, alone=False
-            ): piece
+            threads.submit(processes.run, piece, seconds(piece), cache, alone=False): piece
             for piece in waiting
             if not piece.timed or (piece.cached and not flags.small)
         }
@@ -176,12 +175,8 @@ def measure(flags: GpuFlags) -> dict[str, Any]:
                 done(beside[future], future.result())
     for piece in waiting:
         if piece.timed:
-            row = (
-                processes.run(piece, left(), cache if piece.cached else None)
-                if left() > 0
-                else {"error": "no time was left"}
-            )
-            done(piece, row)
+            kept = cache if piece.cached else None
+            done(piece, processes.run(piece, left(), kept) if left() > 0 else {"error": "no time was left"})
     draw(flags.out / f"gpu-part-{flags.part}.png", results)
     failed = [name for name, row in results.items() if "error" in row]
     return {"what": "gpu", "part": flags.part, "pieces": len(todo), "failed": failed, "file": str(path)}

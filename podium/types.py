@@ -26,8 +26,8 @@ class ArraySpec:
       low: smallest value; a number or an array that broadcasts to `shape`.
       high: largest value, likewise.
       num_frames: of observations, how many frames lie side by side on the last axis, oldest first: a step drops the
-        oldest and adds one, and an episode begins with its first frame so many times. Replays and rollouts of
-        environments on the CPU keep every frame once; `podium.testing` checks that it is so.
+        oldest and adds one, and an episode begins with its first frame so many times. Replays and rollouts keep
+        every frame once; `podium.testing` checks that it is so.
     """
 
     shape: tuple[int, ...]
