@@ -209,8 +209,8 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
       an `Agent`.
 
     Raises:
-      ValueError: for a field out of range; from `init`, for actions that are discrete or have no bounds, and for
-        `normalize_obs` with discrete observations.
+      ValueError: for a field out of range or a network with memory; from `init`, for actions that are discrete or
+        have no bounds, and for `normalize_obs` with discrete observations.
     """
     _check(config)
     again = functools.partial(make, policy=policy, critic=critic)

@@ -162,7 +162,13 @@ def seeing(policy: Network, critic: Network, actor_obs: str, critic_obs: str) ->
 
     Returns:
       both; their `init` raises ValueError where there is no such part, see `podium.torsos.part_of_spec`.
+
+    Raises:
+      ValueError: one of them has memory.
     """
+    for name, network in {"policy": policy, "critic": critic}.items():
+        if network.recurrent:
+            raise ValueError(f"{name} has memory, but single steps are learnt from; pass one without, or use ppo.")
     part_of_pair = lambda pair, name: (part_of_obs(pair[0], name), pair[1])
     sees = network_seeing(critic, critic_obs, "critic_obs", part_of_pair)
     return network_seeing(policy, actor_obs, "actor_obs"), sees

@@ -15,9 +15,10 @@ import pytest
 import podium
 from podium import testing
 from podium.agent import Agent, policy_leaves
-from podium.agents import sac, td3
+from podium.agents import reppo, sac, td3
 from podium.continuous import critic_ensemble
 from podium.learn import num_updates
+from podium.networks import actor_critic
 from podium.placement.anakin import Anakin
 from podium.replay import Batch
 from podium.testing import assert_compiles_once
@@ -95,6 +96,13 @@ def trajectory(time: int, num_envs: int, seed: int = 0) -> Trajectory:
     draw = lambda *shape: jnp.asarray(rng.normal(size=(time, num_envs, *shape)), jnp.float32)
     no = jnp.zeros((time, num_envs), bool)
     return Trajectory(draw(3), draw(2), draw(), no, no, draw(3), no, (), (), (), jnp.int32(0))
+
+
+@pytest.mark.parametrize("module", [sac, td3, reppo], ids=["sac", "td3", "reppo"])
+@pytest.mark.parametrize("part", ["policy", "critic"])
+def test_what_has_memory_is_refused(module: Any, part: str) -> None:
+    with pytest.raises(ValueError, match=f"{part} has memory, but single steps are learnt from; pass one without, or"):
+        module.make(**{part: actor_critic(memory="gru")})
 
 
 @BOTH
