@@ -23,7 +23,7 @@ import optax
 from podium import noisy
 from podium.agent import ActOutput, Agent, Aux
 from podium.agents import dqn
-from podium.networks import Network, q_network
+from podium.networks import Network, brought_or, q_network
 from podium.ops import categorical
 from podium.ops.action_values import select_atoms
 from podium.ops.categorical import Support
@@ -159,16 +159,9 @@ def make(
     _check(config)
     again = functools.partial(make, network=network, loss=loss)
     head = HEADS[config.head](config)
-    if network is None:
-        network = q_network(
-            config.hidden_sizes,
-            config.activation,
-            config.dueling,
-            config.torso,
-            config.dtype,
-            num_atoms=head.num_atoms,
-            noisy_std=config.noisy_std if config.noisy else None,
-        )
+    sizes = config.hidden_sizes, config.activation, config.dueling, config.torso, config.dtype
+    std = config.noisy_std if config.noisy else None
+    network = brought_or(network, lambda: q_network(*sizes, num_atoms=head.num_atoms, noisy_std=std))
     base = dqn.make(config, network, loss or head.loss, mean=head.mean)
 
     def act(keys: Key, params: dqn.Params, memory: PyTree, obs: PyTree, first: Array, greedy: bool) -> ActOutput:

@@ -140,7 +140,8 @@ def make_schedule(
       on_host: whether evaluation plays outside compiled programs.
 
     Raises:
-      ValueError: for negative intervals, a budget below one iteration, or one below a step of each episode.
+      ValueError: for negative intervals, a budget below one iteration, one below a step of each episode, or an
+        iteration of more than `MOST` steps.
     """
     if steps_per_update > MOST:
         raise ValueError(
