@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podium.ops.stacks import gathered, is_equal, is_one_frame, is_shifted
+from podium.ops.stacks import gathered, is_word, words
 from podium.types import Array
 
 STEPS_PER_SPARE = 16
@@ -211,7 +211,15 @@ def _relations(obs: Array, next_obs: Array, last: Array, width: int) -> tuple[Ar
       whether `obs` is one frame k times; `next_obs` likewise; whether `next_obs` is `obs` and a frame more; and `obs`
       what the step before led to, of the first step `last`.
     """
-    once = jax.vmap(partial(is_one_frame, width=width))
-    grows = jax.vmap(partial(is_shifted, width=width))(obs, next_obs)
-    follows = jnp.concatenate([is_equal(obs[0], last)[None], jax.vmap(is_equal)(obs[1:], next_obs[:-1])])
+    same = lambda a, b: jnp.all(a == b, axis=tuple(range(2, a.ndim)))
+    if is_word(obs.dtype, obs.shape[-1], width):
+        flat = lambda x: words(x).reshape(*x.shape[: x.ndim - last.ndim + 1], -1)
+        obs, next_obs, last = flat(obs), flat(next_obs), flat(last)
+        once = lambda stack: same(stack, (stack & 0xFF) * np.uint32(0x01010101))
+        grows = same(next_obs & 0xFFFFFF, obs >> 8)
+    else:
+        newer, older = lambda stack: stack[..., width:], lambda stack: stack[..., :-width]
+        once = lambda stack: same(newer(stack), older(stack))
+        grows = same(older(next_obs), newer(obs))
+    follows = jnp.concatenate([same(obs[:1], last[None]), same(obs[1:], next_obs[:-1])])
     return once(obs), once(next_obs), grows, follows
