@@ -298,9 +298,9 @@ PPO_SEBULBA: dict[str, Preset] = {
             "hidden_sizes": (256,),
             "eval_every": 300_000,
         },
-        "by one or two runs each. Lockstep: with parameters one update late greedy play had 11.6 at 2.4M steps. "
-        "Minibatches and rate: with 256 and 3e-4 it had -7.2 and -2.6 at 0.9M and -1.7 at 1.5M, with these 2.2 and "
-        "19.6.",
+        "by one or two runs each. Lockstep and clip: with parameters one update late and a clip of 0.1 greedy play had "
+        "11.6 at 2.4M steps. Minibatches and rate: with 256 and 3e-4 it had -7.2 and -2.6 at 0.9M and -1.7 at 1.5M, "
+        "with these 2.2 and 19.6.",
     ),
 }
 
