@@ -81,6 +81,10 @@ class Config:
     activation: str = "relu"
     """Nonlinearity of hidden layers: tanh, relu, silu, gelu or elu."""
 
+    def network(self) -> Network:
+        """Make the network; raises ValueError for what `q_network` refuses."""
+        return q_network(self.hidden_sizes, self.activation, self.dueling, self.torso, self.dtype)
+
     def buffer(self) -> Replay:
         """Make the replay."""
         sizes = self.buffer_capacity, self.batch_size, self.num_updates, self.min_replay_size
@@ -229,8 +233,7 @@ def make(
         buffer = config.buffer()
     if config.samples_per_insert:
         buffer = buffer._replace(samples_per_insert=config.samples_per_insert)
-    sizes = config.hidden_sizes, config.activation, config.dueling, config.torso, config.dtype
-    network = brought_or(network, lambda: q_network(*sizes))
+    network = brought_or(network, config.network)
     if network.recurrent:
         raise ValueError("network has memory, but single steps are replayed; pass one without, or use r2d2.")
     clip = optax.clip_by_global_norm(config.max_grad_norm) if is_on(config.max_grad_norm) else optax.identity()

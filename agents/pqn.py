@@ -83,6 +83,11 @@ class Config:
     memory_size: int = 64
     """Units of the memory, where there is one."""
 
+    def network(self) -> Network:
+        """Make the network; raises ValueError for what `q_network` refuses."""
+        sizes = self.hidden_sizes, self.activation, False, self.torso, self.dtype
+        return q_network(*sizes, self.memory, self.memory_size, self.layer_norm)
+
 
 class Params(NamedTuple):
     """What acting needs: the network, statistics if observations are normalised, the probability of a random action."""
@@ -157,8 +162,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         observations.
     """
     _check(config)
-    sizes = config.hidden_sizes, config.activation, False, config.torso, config.dtype
-    network = brought_or(network, lambda: q_network(*sizes, config.memory, config.memory_size, config.layer_norm))
+    network = brought_or(network, config.network)
     optimizer = optimizers.make("radam", config.optimizer_eps, config.max_grad_norm)
 
     def init(key: Key, spec: EnvSpec) -> State:

@@ -74,6 +74,11 @@ class Config(apex.Config):
     memory_size: int = 64
     """Units of the memory."""
 
+    def network(self) -> Network:
+        """Make the network; raises ValueError for what `q_network` refuses."""
+        sizes = self.hidden_sizes, self.activation, self.dueling, self.torso, self.dtype
+        return q_network(*sizes, self.memory, self.memory_size)
+
 
 class Carry(NamedTuple):
     """What acting keeps of each environment: its global `number` int32 [B], and the network's `memory` [B, ...]."""
@@ -160,8 +165,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     again = functools.partial(make, network=network, loss=loss)
     if network is None and config.memory == "none":
         raise ValueError("memory='none', but r2d2 replays what a memory made of windows; use gru or lstm, or dqn.")
-    sizes = config.hidden_sizes, config.activation, config.dueling, config.torso, config.dtype
-    network = brought_or(network, lambda: q_network(*sizes, config.memory, config.memory_size))
+    network = brought_or(network, config.network)
     if not network.recurrent:
         raise ValueError("network has no memory, but r2d2 learns from windows; pass one with memory, or use dqn.")
     buffer = replay.sequences(

@@ -23,7 +23,7 @@ import optax
 from podium import noisy
 from podium.agent import ActOutput, Agent, Aux
 from podium.agents import dqn
-from podium.networks import Network, brought_or, q_network
+from podium.networks import Network, q_network
 from podium.ops import categorical
 from podium.ops.action_values import select_atoms
 from podium.ops.categorical import Support
@@ -63,6 +63,12 @@ class Config(dqn.PrioritizedConfig):
     """Whether dense layers are noisy; without, set epsilon_start to explore."""
     noisy_std: float = 0.5
     """Deviation that noisy weights begin with, times the root of a layer's inputs; above 0."""
+
+    def network(self) -> Network:
+        """Make the network; raises ValueError for what `q_network` refuses."""
+        sizes = self.hidden_sizes, self.activation, self.dueling, self.torso, self.dtype
+        head, std = HEADS[self.head](self), self.noisy_std if self.noisy else None
+        return q_network(*sizes, num_atoms=head.num_atoms, noisy_std=std)
 
 
 def c51_loss(config: Config, values: dqn.Values, batch: Batch) -> tuple[Array, Aux]:
@@ -159,9 +165,6 @@ def make(
     _check(config)
     again = functools.partial(make, network=network, loss=loss)
     head = HEADS[config.head](config)
-    sizes = config.hidden_sizes, config.activation, config.dueling, config.torso, config.dtype
-    std = config.noisy_std if config.noisy else None
-    network = brought_or(network, lambda: q_network(*sizes, num_atoms=head.num_atoms, noisy_std=std))
     base = dqn.make(config, network, loss or head.loss, mean=head.mean)
 
     def act(keys: Key, params: dqn.Params, memory: PyTree, obs: PyTree, first: Array, greedy: bool) -> ActOutput:

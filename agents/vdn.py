@@ -27,7 +27,7 @@ from podium.agent import Agent, Aux, Plan
 from podium.agents import dqn
 from podium.multi import shared
 from podium.multi.sharing import fold, unfold
-from podium.networks import Network, brought_or, q_network
+from podium.networks import Network, brought_or
 from podium.ops import action_values
 from podium.replay import Batch
 from podium.types import Array, Key, PyTree, Trajectory
@@ -75,8 +75,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: dqn.Lo
       ValueError: as `dqn.make`; from `init`, for an environment of one agent.
     """
     again = functools.partial(make, network=network, loss=loss)
-    sizes = config.hidden_sizes, config.activation, config.dueling, config.torso, config.dtype
-    network = brought_or(network, lambda: q_network(*sizes))
+    network = brought_or(network, config.network)
     each = shared(dqn.make(config, network)._replace(replay=None))  # Acts; it would learn for itself.
     team = dqn.make(config, _of_all(network), loss)  # Learns; its network sees all agents at once.
 
