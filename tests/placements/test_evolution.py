@@ -19,6 +19,7 @@ from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo
 from podium.evaluate import make_evaluator
 from podium.evolve import centered_ranks
 from podium.host import on_host
+from podium.testing.probes import probe_continuous
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec
 
 POPULATION, LIMIT = 32, 9  # A game of Catch lasts 9 steps.
@@ -31,6 +32,11 @@ AGENTS: dict[str, Agent] = {
     "dqn": dqn.make(dqn.Config(hidden_sizes=(16,))),
     "apex": apex.make(apex.Config(hidden_sizes=(16,))),
     "rainbow": rainbow.make(rainbow.Config(hidden_sizes=(16,))),
+    "pqn": pqn.make(pqn.Config(hidden_sizes=(16,))),
+    "r2d2": r2d2.make(r2d2.Config(hidden_sizes=(16,), memory_size=8)),
+    "sac": sac.make(sac.Config(hidden_sizes=(16,))),
+    "td3": td3.make(td3.Config(hidden_sizes=(16,))),
+    "reppo": reppo.make(reppo.Config(hidden_sizes=(16,))),
 }
 
 
@@ -48,11 +54,15 @@ def chosen(agent: Agent, env: Any) -> list[str]:
     return [path for path, moved in zip(paths, policy_leaves(agent, shapes), strict=True) if moved]
 
 
-@pytest.mark.parametrize("episodes", [1, 2])
-def test_a_generation_is_that_of_a_loop_over_its_members(episodes: int) -> None:
-    agent, env = AGENTS["ppo"], podium.envs.make("podium/Catch")
+@pytest.mark.parametrize(
+    ("name", "episodes"),
+    [("ppo", 1), ("ppo", 2), *[pytest.param(name, 1, marks=pytest.mark.slow) for name in AGENTS if name != "ppo"]],
+)
+def test_a_generation_is_that_of_a_loop_over_its_members(name: str, episodes: int) -> None:
+    agent: Agent = AGENTS[name]
+    env: Any = probe_continuous() if name in ("sac", "td3", "reppo") else podium.envs.make("podium/Catch")
     placement = podium.Evolution(sigma=0.3, learning_rate=0.1, weight_decay=0.01, episodes=episodes, devices=1)
-    program = build(placement, agent)
+    program = build(placement, agent, env)
     start = program.init(5)
     before = jax.device_get(start.agent)
     noise_key, play_key = keys.iteration(start.key, start.update)

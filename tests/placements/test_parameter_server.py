@@ -19,7 +19,7 @@ import pytest
 import podium
 from podium import keys, replay
 from podium.agent import Agent
-from podium.agents import a2c, dqn, impala, ppo, pqn, r2d2, rainbow, reppo
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo
 from podium.env import Env
 from podium.finite import all_finite
 from podium.placement.actors.actor import make_acting
@@ -77,6 +77,13 @@ def ranked_dqn() -> Agent:
 
 
 AGENTS["dqn, ranked"] = (ranked_dqn(), 1, 14)
+AGENTS["apex"] = (
+    apex.make(
+        apex.Config(hidden_sizes=(16,), batch_size=32, min_replay_size=64, buffer_capacity=1024, num_actors=NUM_ENVS)
+    ),
+    1,
+    14,
+)
 
 
 def catch() -> Env:

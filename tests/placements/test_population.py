@@ -13,7 +13,7 @@ import pytest
 
 import podium
 from podium.__main__ import main
-from podium.agents import apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo, sac, td3
 from podium.env import auto_reset
 from podium.exploit import Bounds, bounds_of, exploit, explore, first_settings
 from podium.lineage import ancestors
@@ -31,6 +31,8 @@ OFF_POLICY: dict[str, Any] = {
 }
 AGENTS: dict[str, Any] = {
     "ppo": ppo.make(ppo.Config(hidden_sizes=(8,), num_epochs=1, num_minibatches=2)),
+    "ppo gru": ppo.make(ppo.Config(hidden_sizes=(8,), num_minibatches=2, memory="gru", memory_size=8)),
+    "a2c": a2c.make(a2c.Config(hidden_sizes=(8,))),
     "impala": impala.make(impala.Config(hidden_sizes=(8,))),
     "pqn": pqn.make(pqn.Config(hidden_sizes=(8,), num_minibatches=4)),
     "dqn": dqn.make(dqn.Config(hidden_sizes=(8,), **REPLAY)),
