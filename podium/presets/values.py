@@ -104,6 +104,9 @@ DQN: dict[str, Preset] = {
     ),
     "asterix-minatar": _minatar_dqn("Asterix"),
     "breakout-minatar": _minatar_dqn("Breakout"),
+    "freeway-minatar": _minatar_dqn("Freeway"),
+    "seaquest-minatar": _minatar_dqn("Seaquest"),
+    "space-invaders-minatar": _minatar_dqn("SpaceInvaders"),
 }
 
 _APEX_TRIALS = "Horgan et al. 2018 for exploration and priorities; the rest from this project's trials."
