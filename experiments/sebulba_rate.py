@@ -111,18 +111,20 @@ def _turn(envs: HostEnvFactory, flags: SebulbaFlags, timed: contextlib.AbstractC
         state, _ = program.chunk(program.init(0), min(WARM_UP, flags.updates))
         memory = _resident_mib()
         with timed:
-            began = time.perf_counter()
+            began, spent = time.perf_counter(), time.process_time()
             _, metrics = program.chunk(state, flags.updates)
-            seconds = time.perf_counter() - began
+            seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - spent
         grown = _resident_mib() - memory  # Before the threads end and give theirs back.
         values: dict[str, np.ndarray] = {name: np.asarray(value) for name, value in metrics.items()}
     finally:
         program.close()
     busy = {name: float(values[name].sum()) for name in ("env_seconds", "inference_seconds", "learn_seconds")}
     idle = {name: float(values[name].mean()) for name in ("actor_idle", "learner_idle", "policy_lag_mean")}
+    steps = flags.num_envs * flags.rollout_length * flags.updates
     return {
-        "steps_per_second": flags.num_envs * flags.rollout_length * flags.updates / seconds,
+        "steps_per_second": steps / seconds,
         "seconds": seconds,
+        "cpu_us_per_step": cpu_seconds / steps * 1e6,  # Of all threads; pinned to one core it varies less than seconds.
         **busy,
         **idle,
         "resident_mib": memory,
