@@ -3,7 +3,7 @@
 python experiments/a2c_anakin.py --devices 8
 python experiments/a2c_anakin.py --env podium/Catch --seeds 4
 
-The same as `podium train --agent a2c --placement anakin`, which takes the same flags.
+It is `podium train --agent a2c --placement anakin` with defaults and presets of its own, which `--help` shows.
 """
 
 from __future__ import annotations

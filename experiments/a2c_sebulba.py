@@ -3,7 +3,7 @@
 python experiments/a2c_sebulba.py --env Pong-v5 --preset atari-a2c
 python experiments/a2c_sebulba.py --env envpool/CartPole-v1 --lockstep
 
-The same as `podium train --agent a2c --placement sebulba`, which takes the same flags.
+It is `podium train --agent a2c --placement sebulba` with defaults and presets of its own, which `--help` shows.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 python experiments/alphazero_anakin.py --env podium/TicTacToe
 python experiments/alphazero_anakin.py --env podium/ConnectFour --num-simulations 32
 
-The same as `podium train --agent alphazero --placement anakin`, which takes the same flags. Of tic-tac-toe the run's
-`summary.json` says at last how many lines the network loses alone, in either seat: `lines_lost`, of all that an
-opponent can play.
+It is `podium train --agent alphazero --placement anakin` with defaults and presets of its own, which `--help` shows. Of
+tic-tac-toe the run's `summary.json` says at last how many lines the network loses alone, in either seat: `lines_lost`,
+of all that an opponent can play.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ python experiments/apex_distributed.py --env podium/Catch
 python experiments/apex_distributed.py --env Pong-v5 --preset atari-apex --workers 8
 python experiments/apex_distributed.py --env podium/Catch --engine ray --replay-engine ray
 
-The same as `podium train --agent apex --placement distributed_actors --replay-apart`, which takes the same flags.
+It is `podium train --agent apex --placement distributed_actors --replay-apart` with defaults of its own, which `--help`
+shows.
 """
 
 from __future__ import annotations

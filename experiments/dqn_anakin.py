@@ -3,7 +3,7 @@
 python experiments/dqn_anakin.py --devices 8
 python experiments/dqn_anakin.py --env Catch-bsuite --buffer-capacity 20000 --batch-size 64
 
-The same as `podium train --agent dqn --placement anakin`, which takes the same flags.
+It is `podium train --agent dqn --placement anakin` with defaults and presets of its own, which `--help` shows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Train what podium claims to learn, five seeds each, and keep the returns beside the published ones.
+"""Train what podium claims to learn, most rows with five seeds, and keep the returns beside the published ones.
 
     python experiments/evidence.py --list                   # names of the rows
     python experiments/evidence.py --only ppo/CartPole-v1   # train one (or resume it), print its row as JSON
@@ -119,6 +119,8 @@ _BESIDE_RAINBOW = (
     "curves of 5M steps, and no figures."
 )
 
+_DQN_MINATAR = "By the settings of Breakout's row; 2M steps for the 5M of Young and Tian (2019), who give no figures."
+
 PUREJAXRL_BREAKOUT = Published(60.7, "PureJaxRL's ppo.py (31756b1), three seeds here, 10M steps: 88, 58, 36")
 
 PLAYGROUND_SAC = Published(857, "MuJoCo Playground's Brax SAC, 5M steps")
@@ -235,6 +237,9 @@ ROWS: tuple[Row, ...] = (
     Row("dqn", "podium/Catch", "catch", published=_optimum(1)),
     Row("dqn", "Breakout-MinAtar", "breakout-minatar", remark=_BESIDE_RAINBOW),
     Row("dqn", "Asterix-MinAtar", "asterix-minatar", remark=_BESIDE_RAINBOW),
+    Row("dqn", "Freeway-MinAtar", "freeway-minatar", remark=_DQN_MINATAR),
+    Row("dqn", "SpaceInvaders-MinAtar", "space-invaders-minatar", remark=_DQN_MINATAR),
+    Row("dqn", "Seaquest-MinAtar", "seaquest-minatar", remark=_DQN_MINATAR),
     Row("rainbow", "CartPole-v1", "cartpole", published=_optimum(500), seeds=8),
     Row(
         *("rainbow", "Breakout-MinAtar", "breakout-minatar"),
@@ -440,7 +445,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
         file = next(row.file for row in ROWS if row.name == result["name"])
         cells = (
             f"[{result['name']}]({file}.png)",
-            f"**{result['mean']:.4g}** [{low:.4g}, {high:.4g}]",
+            f"**{result['mean']:.4g}**" + (f" [{low:.4g}, {high:.4g}]" if len(result["returns"]) > 1 else ""),
             ", ".join(f"{value:.4g}" for value in result["returns"]),
             f"{np.mean(result['returns_sampled']):.4g}",
             f"{published['value']:g} ({published['source']})" if published else "none found",

@@ -3,7 +3,7 @@
 python experiments/impala_anakin.py --devices 8
 python experiments/impala_anakin.py --env podium/RepeatFirst --memory lstm
 
-The same as `podium train --agent impala --placement anakin`, which takes the same flags.
+It is `podium train --agent impala --placement anakin` with defaults and presets of its own, which `--help` shows.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 python experiments/impala_sebulba.py --env Pong-v5 --preset atari-impala
 python experiments/impala_sebulba.py --env envpool/CartPole-v1 --actor-threads 2 --num-envs 16
 
-The same as `podium train --agent impala --placement sebulba`, which takes the same flags.
+It is `podium train --agent impala --placement sebulba` with defaults and presets of its own, which `--help` shows.
 """
 
 from __future__ import annotations

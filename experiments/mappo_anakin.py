@@ -3,7 +3,7 @@
 python experiments/mappo_anakin.py --env jaxmarl/MPE_simple_spread_v3
 python experiments/mappo_anakin.py --env jaxmarl/smax-3m --no-central-critic
 
-The same as `podium train --agent mappo --placement anakin`, which takes the same flags.
+It is `podium train --agent mappo --placement anakin` with defaults and presets of its own, which `--help` shows.
 """
 
 from __future__ import annotations

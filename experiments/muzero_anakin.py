@@ -3,8 +3,8 @@
 python experiments/muzero_anakin.py --env CartPole-v1
 python experiments/muzero_anakin.py --env podium/TicTacToe --num-simulations 32
 
-The same as `podium train --agent muzero --placement anakin`, which takes the same flags. Evaluations search too,
-without noise; of the network alone they are with `--num-simulations 0`.
+It is `podium train --agent muzero --placement anakin` with defaults and presets of its own, which `--help` shows.
+Evaluations search too, without noise; of the network alone they are with `--num-simulations 0`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 python experiments/ppo_anakin.py --devices 8
 python experiments/ppo_anakin.py --env Breakout-MinAtar --seeds 4
 
-The same as `podium train --agent ppo --placement anakin`, which takes the same flags.
+It is `podium train --agent ppo --placement anakin` with defaults and presets of its own, which `--help` shows.
 """
 
 from __future__ import annotations

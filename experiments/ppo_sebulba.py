@@ -3,7 +3,7 @@
 python experiments/ppo_sebulba.py --env Pong-v5 --preset atari-ppo
 python experiments/ppo_sebulba.py --env envpool/CartPole-v1 --actor-threads 2 --num-envs 16
 
-The same as `podium train --agent ppo --placement sebulba`, which takes the same flags.
+It is `podium train --agent ppo --placement sebulba` with defaults and presets of its own, which `--help` shows.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ python experiments/pqn_anakin.py --seeds 8
 python experiments/pqn_anakin.py --env Breakout-MinAtar --seeds 5
 python experiments/pqn_anakin.py --env podium/RepeatFirst --memory gru --num-minibatches 8
 
-The same as `podium train --agent pqn --placement anakin`, which takes the same flags.
+It is `podium train --agent pqn --placement anakin` with defaults and presets of its own, which `--help` shows.
 """
 
 from __future__ import annotations

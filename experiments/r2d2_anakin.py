@@ -4,7 +4,7 @@ python experiments/r2d2_anakin.py --env podium/RepeatFirst
 python experiments/r2d2_anakin.py --env MemoryChain-bsuite --burn-in 0 --no-stored-state
 python experiments/r2d2_anakin.py --env Breakout-MinAtar --env-options flicker=0.5
 
-The same as `podium train --agent r2d2 --placement anakin`, which takes the same flags.
+It is `podium train --agent r2d2 --placement anakin` with defaults and presets of its own, which `--help` shows.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 python experiments/rainbow_anakin.py --seeds 8
 python experiments/rainbow_anakin.py --env Breakout-MinAtar --head qr --seeds 5
 
-The same as `podium train --agent rainbow --placement anakin`, which takes the same flags.
+It is `podium train --agent rainbow --placement anakin` with defaults and presets of its own, which `--help` shows.
 """
 
 from __future__ import annotations

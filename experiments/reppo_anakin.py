@@ -3,7 +3,7 @@
 python experiments/reppo_anakin.py --env Pendulum-v1
 python experiments/reppo_anakin.py --env mjx/CartpoleSwingup --seeds 5
 
-The same as `podium train --agent reppo --placement anakin`, which takes the same flags.
+It is `podium train --agent reppo --placement anakin` with defaults and presets of its own, which `--help` shows.
 """
 
 from __future__ import annotations

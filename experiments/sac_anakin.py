@@ -3,7 +3,7 @@
 python experiments/sac_anakin.py --env Pendulum-v1 --num-envs 1 --num-steps 10000
 python experiments/sac_anakin.py --env Pendulum-v1 --preset none --num-envs 128 --updates-per-step 0.0625
 
-The same as `podium train --agent sac --placement anakin`, which takes the same flags.
+It is `podium train --agent sac --placement anakin` with defaults and presets of its own, which `--help` shows.
 """
 
 from __future__ import annotations

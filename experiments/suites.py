@@ -1,6 +1,6 @@
 """Step every environment of the suites as training does, and print a table of what each is and how fast.
 
-    python experiments/suites.py                          # all of them, about half an hour
+    python experiments/suites.py                          # all of them, three quarters of an hour
     python experiments/suites.py mjx/ brax/ant --check    # some, put to podium.testing.check_env too
 
 Each is stepped with random legal actions and reset automatically, 64 side by side in one `jax.lax.scan`; a step is one

@@ -3,7 +3,7 @@
 python experiments/vdn_anakin.py --env jaxmarl/MPE_simple_spread_v3
 python experiments/vdn_anakin.py --env podium/Tag --num-steps 200000
 
-The same as `podium train --agent vdn --placement anakin`, which takes the same flags.
+It is `podium train --agent vdn --placement anakin` with defaults and presets of its own, which `--help` shows.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from podium.envs import near_misses
 
 def _presets() -> list[str]:
     rows = [(agent, name, preset.env) for agent in presets.agents() for name, preset in presets.of_agent(agent).items()]
-    return [f"{agent:<8}{name:<24}{env}" for agent, name, env in rows]
+    agent_width, name_width = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return [f"{agent:<{agent_width}}  {name:<{name_width}}  {env}" for agent, name, env in rows]
 
 
 _LISTS: dict[str, Callable[[], list[str]]] = {
