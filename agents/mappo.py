@@ -28,6 +28,10 @@ class Config(ppo.Config):
     central_critic: bool = True
     """Whether the critic sees the `world` of observations; without it this is IPPO."""
 
+    def network(self, separate: bool = False) -> Network:
+        """Build it: a critic that sees the `world` shares neither torso nor memory with the policy."""
+        return super().network(separate or self.central_critic)
+
 
 def make(config: Config = Config(), network: Network | None = None, loss: ppo.Loss = ppo.loss) -> Agent:
     """Make an agent for environments with several agents that act together.

@@ -23,7 +23,7 @@ import numpy as np
 import tyro
 
 import podium
-from podium import Agent, Env
+from podium import Agent, Env, testing
 from podium.agents import a2c, apex, dqn, impala, ippo, mappo, muzero, ppo, pqn, r2d2, rainbow, reppo, sac, td3
 from podium.commands.console import guard, read_flags
 
@@ -40,7 +40,7 @@ REPLAY: dict[str, Any] = {**HIDDEN, "buffer_capacity": 1024, "batch_size": 32, "
 SEARCHED: dict[str, Any] = {"num_simulations": 8, "batch_size": 32, "min_replay_size": 64, "buffer_capacity": 1024}
 WINDOWS: dict[str, Any] = {"sequence_length": 8, "burn_in": 2, "sequence_period": 4, "num_actors": 16}
 
-AGENTS: dict[str, tuple[str, Callable[[], Agent]]] = {
+AGENTS: dict[str, tuple[str | Env, Callable[[], Agent]]] = {
     "ppo": ("podium/Catch", lambda: ppo.make(ppo.Config(**HIDDEN, normalize_obs=True, normalize_reward=True))),
     "ppo gru": ("podium/RepeatFirst", lambda: ppo.make(ppo.Config(**HIDDEN, memory="gru"))),
     "ppo continuous": ("Pendulum-v1", lambda: ppo.make(ppo.Config(**HIDDEN, squash=True))),
@@ -56,10 +56,10 @@ AGENTS: dict[str, tuple[str, Callable[[], Agent]]] = {
     "td3": ("Pendulum-v1", lambda: td3.make(td3.Config(**REPLAY))),
     "reppo": ("Pendulum-v1", lambda: reppo.make(reppo.Config(**HIDDEN))),
     "ippo": ("podium/Tag", lambda: ippo.make(ippo.Config(**HIDDEN))),
-    "mappo": ("podium/Tag", lambda: mappo.make(mappo.Config(**HIDDEN))),
+    "mappo": (testing.probe_team(4), lambda: mappo.make(mappo.Config(**HIDDEN))),
     "muzero": ("CartPole-v1", lambda: muzero.make(muzero.Config(**SEARCHED))),
 }
-"""By a name: an environment, and an agent that learns in its first update."""
+"""By a name: an environment or its name, and an agent that learns in its first update."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,8 @@ def parameters(names: Sequence[str]) -> dict[str, np.ndarray]:
     found = {}
     for name in names:
         env, make = AGENTS[name]
-        program = podium.Anakin(devices=1).build(make(), podium.envs.make_pure(env), num_envs=16, rollout_length=16)
+        env = podium.envs.make_pure(env) if isinstance(env, str) else env
+        program = podium.Anakin(devices=1).build(make(), env, num_envs=16, rollout_length=16)
         acts = lambda state, program=program: _flat(program.agent.actor(program.agent_state(state)))
         state = program.init(0)
         found[f"{name}/before"] = acts(state)

@@ -331,7 +331,7 @@ def apply_policy(params: PyTree, x: Array, obs: PyTree) -> Policy:
 def actor_critic_mask(params: PyTree) -> PyTree:
     """Mark the parameters of an actor-critic that its mode depends on: not deviation, bounds, nor the critic's own."""
     policy = {name: name not in ("log_std", "bounds") for name in params["policy"]}
-    return {**{name: name not in ("critic", "value") for name in params}, "policy": policy}
+    return {**{name: name not in ("critic", "critic_memory", "value") for name in params}, "policy": policy}
 
 
 def actor_critic(
@@ -345,8 +345,12 @@ def actor_critic(
     actor_obs: str = "",
     critic_obs: str = "",
     shared: bool = False,
+    separate: bool = False,
 ) -> Network:
     """Make a policy and a value: two MLPs; or with convolutions or memory one torso, the memory, and two linear heads.
+
+    One torso sees what the policy sees. Where policy and value see different parts, or are to be `separate`, each has
+    a torso and a memory of its own, and the value sees the `world` of a `podium.types.Seen`, if it has one.
 
     Args:
       hidden_sizes: of each MLP.
@@ -359,27 +363,28 @@ def actor_critic(
       actor_obs: which part of an observation, a dictionary, the policy sees; empty for all of it.
       critic_obs: which part the value sees, likewise.
       shared: whether an MLP is one torso with two heads too.
+      separate: whether torsos and memories that could be one are two.
 
     Returns:
       a `Network` whose output is `ActorCritic`.
 
     Raises:
-      ValueError: for an unknown name, sizes that are not positive, or parts that differ where one torso sees for both;
-        from `init`, see `init_policy` and `podium.torsos.part_of_spec`.
+      ValueError: for an unknown name, sizes that are not positive, or parts that differ where one torso must see for
+        both; from `init`, see `init_policy` and `podium.torsos.part_of_spec`.
     """
     encoder = make_torso(torso, hidden_sizes, activation, dtype)
     cell = make_cell(memory, memory_size)
-    if cell is None and not encoder.shared and not shared:
-        sees = seeing(encoder, actor_obs, "actor_obs"), seeing(encoder, critic_obs, "critic_obs", world_of)
-        return _two_torso_actor_critic(*sees, squash)
-    if actor_obs != critic_obs:
+    if shared and (separate or actor_obs != critic_obs):
         raise ValueError(
-            f"actor_obs={actor_obs!r} and critic_obs={critic_obs!r} differ, but with memory, with convolutions and in "
-            "agents that search, policy and value share what sees; use memory='none' and torso='mlp' in an agent that "
-            "does not, or the same part for both."
+            f"actor_obs={actor_obs!r} and critic_obs={critic_obs!r} differ, but in agents that search policy and value "
+            "share what sees; use the same part for both."
         )
-    encoder = seeing(encoder, actor_obs, "actor_obs")
-    return _shared_actor_critic(encoder, squash, cell)
+    policy_sees = seeing(encoder, actor_obs, "actor_obs")
+    if separate or actor_obs != critic_obs or (cell is None and not encoder.shared and not shared):
+        value_sees = seeing(encoder, critic_obs, "critic_obs", world_of)
+        actor = _Core(policy_sees, cell, ("actor", "actor_memory"))
+        return _separate_actor_critic(actor, _Core(value_sees, cell, ("critic", "critic_memory")), squash)
+    return _shared_actor_critic(_Core(policy_sees, cell), squash)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -409,39 +414,97 @@ class ActorCriticConfig:
     shared_torso: ClassVar[bool] = False
     """Whether policy and value of an agent are two heads of one torso even where that is an MLP; no field."""
 
-    def network(self) -> Network:
+    def network(self, separate: bool = False) -> Network:
         """Build it; raises ValueError for what `actor_critic` refuses."""
         check_value("squash", self.squash, "flags", "False is usual")
         sizes = self.hidden_sizes, self.activation, self.memory, self.memory_size
         sees = self.actor_obs, self.critic_obs
-        return actor_critic(*sizes, self.torso, self.dtype, self.squash, *sees, self.shared_torso)
+        return actor_critic(*sizes, self.torso, self.dtype, self.squash, *sees, self.shared_torso, separate)
 
 
-def _two_torso_actor_critic(torso: Torso, critic: Torso, squash: bool) -> Network:
+class _Core(NamedTuple):
+    """A torso and the memory behind it, if there is one, whose parameters stand under these names in a network's."""
+
+    torso: Torso
+    cell: Cell | None
+    names: tuple[str, str] = ("torso", "memory")
+
+    def init(self, torso_key: Key, cell_key: Key, spec: EnvSpec) -> tuple[dict[str, PyTree], int]:
+        """Return the parameters, and the number of features."""
+        torso_name, memory_name = self.names
+        params = {torso_name: self.torso.init(torso_key, spec)}
+        if self.cell is None:
+            return params, self.torso.width
+        memory = self.cell.init(cell_key, _zeros(self.cell, 1), jnp.zeros((1, self.torso.width)))
+        return {**params, memory_name: memory}, self.cell.size
+
+    def split_init(self, key: Key, spec: EnvSpec) -> tuple[dict[str, PyTree], int]:
+        """Do what `init` does from one key."""
+        torso_key, cell_key = (key, key) if self.cell is None else jax.random.split(key)
+        return self.init(torso_key, cell_key, spec)
+
+    def carry(self, num_envs: int) -> PyTree:
+        """Return what `Network.carry` is of it."""
+        return () if self.cell is None else _zeros(self.cell, num_envs)
+
+    def apply(self, params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[Array, PyTree]:
+        """Return features [B, n] and the memory after the step."""
+        x = self.torso.apply(params[self.names[0]], obs, first.ndim)
+        if self.cell is not None:
+            memory, x = self._step(params, memory, x, first)
+        return x, memory
+
+    def unroll(self, params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> Array:
+        """Return features [T, B, n]."""
+        x = self.torso.apply(params[self.names[0]], obs, first.ndim)
+        if self.cell is not None:
+            x = jax.lax.scan(lambda m, inputs: self._step(params, m, *inputs), memory, (x, first))[1]
+        return x
+
+    def _step(self, params: PyTree, memory: PyTree, x: Array, first: Array) -> tuple[PyTree, Array]:
+        assert self.cell is not None
+        memory = jax.tree.map(lambda m: jnp.where(first[:, None], 0.0, m), memory)
+        return apply_module(self.cell, params[self.names[1]], memory, x)
+
+
+def _separate_actor_critic(actor: _Core, critic: _Core, squash: bool) -> Network:
     def init(key: Key, spec: EnvSpec) -> PyTree:
         actor_key, critic_key, policy_key, value_key = jax.random.split(key, 4)
+        (actor_params, width), (critic_params, critic_width) = (
+            actor.split_init(actor_key, spec),
+            critic.split_init(critic_key, spec),
+        )
         return {
-            "actor": torso.init(actor_key, spec),
-            "critic": critic.init(critic_key, spec),
-            "policy": init_policy(policy_key, torso.width, spec, squash),
-            "value": init_linear(value_key, critic.width, 1, 1.0),
+            **actor_params,
+            **critic_params,
+            "policy": init_policy(policy_key, width, spec, squash),
+            "value": init_linear(value_key, critic_width, 1, 1.0),
         }
 
-    def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> ActorCritic:
-        policy = apply_policy(params["policy"], torso.apply(params["actor"], obs, first.ndim), obs)
-        value = apply_value(params["value"], critic.apply(params["critic"], obs, first.ndim))
+    def heads(params: PyTree, x: Array, y: Array, obs: PyTree) -> ActorCritic:
+        policy, value = apply_policy(params["policy"], x, obs), apply_value(params["value"], y)
         return ActorCritic(policy, value, params["policy"].get("bounds"))
 
+    def carry(num_envs: int) -> PyTree:
+        return () if actor.cell is None else (actor.carry(num_envs), critic.carry(num_envs))
+
     def apply(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[ActorCritic, PyTree]:
-        return unroll(params, memory, obs, first), memory
+        own, other = memory or ((), ())
+        x, own = actor.apply(params, own, obs, first)
+        y, other = critic.apply(params, other, obs, first)
+        return heads(params, x, y, obs), memory and (own, other)
 
-    return Network(init, lambda num_envs: (), apply, sum_once(unroll), policy_mask=actor_critic_mask)
+    def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> ActorCritic:
+        own, other = memory or ((), ())
+        return heads(params, actor.unroll(params, own, obs, first), critic.unroll(params, other, obs, first), obs)
+
+    return Network(init, carry, apply, sum_once(unroll), actor.cell is not None, actor_critic_mask)
 
 
-def _shared_actor_critic(torso: Torso, squash: bool, cell: Cell | None = None) -> Network:
+def _shared_actor_critic(core: _Core, squash: bool) -> Network:
     def init(key: Key, spec: EnvSpec) -> PyTree:
         torso_key, cell_key, policy_key, value_key = jax.random.split(key, 4)
-        params, width = _init_core(torso_key, cell_key, torso, cell, spec)
+        params, width = core.init(torso_key, cell_key, spec)
         return {
             **params,
             "policy": init_policy(policy_key, width, spec, squash),
@@ -452,49 +515,22 @@ def _shared_actor_critic(torso: Torso, squash: bool, cell: Cell | None = None) -
         value = apply_value(params["value"], x)
         return ActorCritic(apply_policy(params["policy"], x, obs), value, params["policy"].get("bounds"))
 
-    return _with_heads(torso, cell, init, heads)._replace(policy_mask=actor_critic_mask)
-
-
-def _init_core(
-    torso_key: Key, cell_key: Key | None, torso: Torso, cell: Cell | None, spec: EnvSpec
-) -> tuple[dict[str, PyTree], int]:
-    """Return the parameters of a torso and of the memory behind it, if there is one, and the number of features."""
-    params = {"torso": torso.init(torso_key, spec)}
-    if cell is None:
-        return params, torso.width
-    assert cell_key is not None
-    return {**params, "memory": cell.init(cell_key, _zeros(cell, 1), jnp.zeros((1, torso.width)))}, cell.size
+    return _with_heads(core, init, heads)._replace(policy_mask=actor_critic_mask)
 
 
 def _with_heads(
-    torso: Torso,
-    cell: Cell | None,
-    init: Callable[[Key, EnvSpec], PyTree],
-    heads: Callable[[PyTree, Array, PyTree], Any],
+    core: _Core, init: Callable[[Key, EnvSpec], PyTree], heads: Callable[[PyTree, Array, PyTree], Any]
 ) -> Network:
     """Make a network of a torso, a memory if there is one, and `heads`: `(params, features, obs) -> output`."""
 
-    def carry(num_envs: int) -> PyTree:
-        return () if cell is None else _zeros(cell, num_envs)
-
-    def step(params: PyTree, memory: PyTree, x: Array, first: Array) -> tuple[PyTree, Array]:
-        assert cell is not None
-        memory = jax.tree.map(lambda m: jnp.where(first[:, None], 0.0, m), memory)
-        return apply_module(cell, params, memory, x)
-
     def apply(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[Any, PyTree]:
-        x = torso.apply(params["torso"], obs, first.ndim)
-        if cell is not None:
-            memory, x = step(params["memory"], memory, x, first)
+        x, memory = core.apply(params, memory, obs, first)
         return heads(params, x, obs), memory
 
     def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> Any:
-        x = torso.apply(params["torso"], obs, first.ndim)
-        if cell is not None:
-            x = jax.lax.scan(lambda m, inputs: step(params["memory"], m, *inputs), memory, (x, first))[1]
-        return heads(params, x, obs)
+        return heads(params, core.unroll(params, memory, obs, first), obs)
 
-    return Network(init, carry, apply, sum_once(unroll), cell is not None)
+    return Network(init, core.carry, apply, sum_once(unroll), core.cell is not None)
 
 
 def _zeros(cell: Cell, num_envs: int) -> PyTree:
@@ -587,13 +623,12 @@ def q_network(
       ValueError: for an unknown name or sizes that are not positive; from `init`, for continuous actions.
     """
     encoder = seeing(make_torso(torso, hidden_sizes, activation, dtype, layer_norm, noisy_std), "", "")
-    cell = make_cell(memory, memory_size)
+    core = _Core(encoder, make_cell(memory, memory_size))
 
     def init(key: Key, spec: EnvSpec) -> PyTree:
         number = num_actions(spec, "action values")
         torso_key, action_key, value_key = jax.random.split(key, 3)
-        torso_key, cell_key = (torso_key, None) if cell is None else jax.random.split(torso_key)
-        params, width = _init_core(torso_key, cell_key, encoder, cell, spec)
+        params, width = core.split_init(torso_key, spec)
         params["advantage"] = linear(action_key, width, number * (num_atoms or 1))
         return {**params, "value": linear(value_key, width, num_atoms or 1)} if dueling else params
 
@@ -610,7 +645,7 @@ def q_network(
             outputs = jnp.expand_dims(value, axis) + outputs - outputs.mean(axis, keepdims=True)
         return only_legal(outputs, obs) if num_atoms is None else outputs
 
-    return _with_heads(encoder, cell, init, heads)._replace(policy_mask=noisy.mean_mask)
+    return _with_heads(core, init, heads)._replace(policy_mask=noisy.mean_mask)
 
 
 def from_nnx(make_module: Callable[[Key, EnvSpec], Any]) -> Network:

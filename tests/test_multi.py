@@ -24,7 +24,7 @@ from podium.agents import dqn, ippo, mappo, ppo, pqn
 from podium.env import Env, auto_reset
 from podium.multi import shared, spec_of_one
 from podium.rollout import begin, rollout
-from podium.types import EnvSpec, Seen
+from podium.types import ArraySpec, DiscreteSpec, EnvSpec, Seen
 
 NUMBER, CUES = 3, 4
 
@@ -37,6 +37,7 @@ SIZES: dict[str, Any] = {"hidden_sizes": (16,), "learning_rate": 1e-2}
 OFF = {"buffer_capacity": 2048, "min_replay_size": 64, "batch_size": 64, "num_updates": 4, "epsilon_decay_steps": 1000}
 AGENTS: dict[str, Any] = {
     "mappo": lambda: mappo.make(mappo.Config(**SIZES)),
+    "mappo-gru": lambda: mappo.make(mappo.Config(**SIZES, memory="gru", memory_size=8, num_minibatches=1)),
     "ippo": lambda: ippo.make(ippo.Config(**SIZES)),
     "ippo-gru": lambda: ippo.make(ippo.Config(**SIZES, memory="gru", memory_size=8, num_minibatches=1)),
     "pqn": lambda: shared(pqn.make(pqn.Config(**SIZES, num_minibatches=2, epsilon_end=0.1, epsilon_decay_steps=1000))),
@@ -58,7 +59,7 @@ def by_one_device(name: str) -> Any:
     return state_under(ONE_DEVICE, AGENTS[name](), team(3, dies=True))
 
 
-@pytest.mark.parametrize("name", ["mappo", "ippo-gru", "dqn"])
+@pytest.mark.parametrize("name", ["mappo", pytest.param("mappo-gru", marks=pytest.mark.slow), "ippo-gru", "dqn"])
 @pytest.mark.parametrize("placement", all_but("eight devices"))
 def test_every_placement_learns_the_same(placement: str, name: str) -> None:
     found = state_under(PLACEMENTS[placement], AGENTS[name](), team(3, dies=True))
@@ -107,6 +108,25 @@ def test_to_who_dies_the_step_terminates() -> None:
     for b in range(2):
         deaths = np.flatnonzero(terminated[:, b, 2] & valid[:, b, 2])
         assert len(deaths) == 2 and not valid[deaths + 1, b, 2].any()
+
+
+@pytest.mark.parametrize("settings", [{}, {"memory": "gru"}, {"memory": "lstm"}, {"torso": "minatar_cnn"}], ids=str)
+@pytest.mark.parametrize("make", [mappo.make, ippo.make])
+def test_the_critic_of_mappo_alone_sees_the_world(make: Any, settings: dict[str, Any]) -> None:
+    frames, world = ArraySpec((NUMBER, 10, 10, 2)), ArraySpec((NUMBER, 10, 10, 3))
+    spec = EnvSpec("team", Seen(frames, None, world), DiscreteSpec(4, shape=(NUMBER,)), num_agents=NUMBER)
+    agent = make((mappo.Config if make is mappo.make else ippo.Config)(hidden_sizes=(8,), memory_size=4, **settings))
+    state, keys, first = agent.init(jax.random.key(0), spec), jax.random.split(jax.random.key(1), 2), jnp.ones(2, bool)
+    views = jax.random.normal(jax.random.key(2), (2, *frames.shape))
+
+    def acted(shift: float) -> Any:
+        obs = Seen(views, None, jnp.full((2, *world.shape), shift))
+        return agent.act(keys, agent.actor(state), agent.carry(spec, 2), obs, first, False)
+
+    one, other = acted(0.5), acted(2.0)
+    np.testing.assert_array_equal(one.action, other.action)
+    np.testing.assert_array_equal(one.extras.log_prob, other.extras.log_prob)
+    assert (np.asarray(one.extras.value) == other.extras.value).all() == (make is ippo.make)
 
 
 def test_returns_are_means_of_agents() -> None:

@@ -102,9 +102,27 @@ def test_what_is_no_part_is_refused_before_any_compile(name: str) -> None:
         Anakin(1).build(made(name, actor_obs="state"), podium.envs.make("Pendulum-v1"), num_envs=4, rollout_length=4)
 
 
+@pytest.mark.parametrize("memory", ["gru", "lstm"])
+def test_with_a_memory_each_sees_and_remembers_its_own_part(memory: str) -> None:
+    network: Network = actor_critic((8,), memory=memory, memory_size=4, **PARTS)
+    params, obs = network.init(jax.random.key(0), SPEC), observed(0, 6, 5)
+    first = jnp.zeros((6, 5), bool).at[3, 1].set(True)
+    moved = {**obs, "privileged_state": obs["privileged_state"].at[0].add(1)}
+    one, other = (network.unroll(params, network.carry(5), x, first) for x in (obs, moved))
+    np.testing.assert_array_equal(one.policy.mode(), other.policy.mode())
+    # What the critic saw at first it remembers to the end, but where an episode began.
+    last = np.abs(np.asarray(one.value - other.value))[-1]
+    assert last[1] == 0 < np.delete(last, 1).min()
+    held = network.carry(5)
+    for t in range(6):
+        step, held = network.apply(params, held, jax.tree.map(lambda x: x[t], obs), first[t])  # noqa: B023
+        np.testing.assert_allclose(step.value, one.value[t], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(step.policy.mode(), one.policy.mode()[t], rtol=1e-5, atol=1e-6)
+
+
 def test_one_torso_for_both_sees_one_part() -> None:
-    with pytest.raises(ValueError, match="actor_obs='state' and critic_obs='privileged_state' differ, but with memory"):
-        ppo.make(ppo.Config(memory="gru", **PARTS))
+    with pytest.raises(ValueError, match="actor_obs='state' and critic_obs='privileged_state' differ, but in agents"):
+        actor_critic(shared=True, **PARTS)
     network: Network = actor_critic((8,), memory="gru", memory_size=4, actor_obs="state", critic_obs="state")
     params, obs, first = network.init(jax.random.key(0), SPEC), observed(0, 5), jnp.zeros(5, bool)
     one, _ = network.apply(params, network.carry(5), obs, first)
