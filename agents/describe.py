@@ -56,7 +56,7 @@ def of_dqn(config: dqn.Config, num_envs: int, rollout_length: int) -> Mapping[st
     inserted = num_envs * rollout_length
     rows = config.buffer_capacity // inserted * inserted
     return {
-        "learning rate": _rate(config.learning_rate, "adam", 0),
+        "learning rate": _rate(config.learning_rate, "adam", config.anneal_steps),
         "learning": _replayed(config, inserted, f"{config.batch_size} transitions", config.batch_size),
         "replay": f"{rows:,} steps",
         "exploration": _epsilon(config),

@@ -232,6 +232,12 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
             trajectory.valid,
         )
         sizes = config.num_epochs, config.num_minibatches
+        if config.normalize_advantage and advantage.size == config.num_minibatches:
+            raise ValueError(
+                f"num_minibatches={config.num_minibatches} of {advantage.size} steps are minibatches of one, whose "
+                "normalised advantage is 0, so that no policy is learnt; use normalize_advantage=False, fewer "
+                "minibatches, more environments or a longer rollout."
+            )
         return Plan(batch, trajectory.carry, *sizes, "sequence" if network.recurrent else "step")
 
     def statistics_of(minibatch: Any) -> Statistics:

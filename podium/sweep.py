@@ -5,7 +5,7 @@ sweep/program-0/          the run of the first program, a run folder as `podium.
 sweep/program-0-rung-1/   how those of its settings went on that were not dropped at the first halving; and so on
 sweep/table.json          one object a setting, best first; written anew after every program
 sweep/sweep.png           returns while training, and the last ones against every field that varies
-sweep/best.txt            the best setting, as flags and as a preset
+sweep/best.txt            the best setting, as a command that trains it and as a preset
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from podium.report import nbytes
 from podium.runs import CONFIG, check_new_folder
 from podium.schedule import Schedule, make_schedule
 from podium.space import Setting, Space, listed, settings_of
-from podium.sweep_table import Group, Progress, first_reaching, rank, rows_of, write
+from podium.sweep_table import Group, Progress, command_of, first_reaching, rank, rows_of, write
 from podium.train import agent_record, resolve_env, train, usual_length
 from podium.types import is_spec
 from podium.varied import check_field, may_vary, varied
@@ -207,7 +207,11 @@ def sweep(
                     row["steps_to_threshold"] = first_reaching(threshold, row["curve"])
                     tried[place] = row
                 if path:
-                    write(path, ranked(), tuple(space), agents[0].name, env_record["name"])
+                    best = dataclasses.replace(config, **{name: ranked()[0][name] for name in space})
+                    env_named = env_record["name"], env_record["options"] or {}
+                    train_as = {"num_steps": num_steps, "num_envs": num_envs, "rollout_length": length}
+                    command = command_of(agents[0].name, *env_named, best, train_as)
+                    write(path, ranked(), tuple(space), env_record["name"], command)
     return Sweep(ranked(), tuple(space), path)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -109,13 +111,37 @@ def words_of(setting: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={say(value)}" for name, value in setting.items())
 
 
-def write(path: Path, rows: Sequence[Mapping[str, Any]], fields: tuple[str, ...], agent: str, env: str) -> None:
-    """Write the table, best first, the best setting to paste, and the picture."""
+def command_of(agent: str, env: str, env_options: Mapping[str, Any], config: Any, train: Mapping[str, Any]) -> str:
+    """Return the line of a shell that trains an agent so, whatever presets there are.
+
+    Args:
+      agent: its name.
+      env: name of the environment.
+      env_options: of it.
+      config: of the agent; what differs from its class's defaults is said.
+      train: of `podium.train`.
+    """
+    usual = {field.name: field.default for field in dataclasses.fields(config)}
+    told = {name: value for name in usual if (value := getattr(config, name)) != usual[name]}
+    flags = ["--agent", agent, "--env", env, "--preset", "none"]
+    flags += ["--env-options", *(f"{name}={value!r}" for name, value in env_options.items())] if env_options else []
+    return shlex.join(
+        ["podium", "train", *flags, *itertools.chain(*(_flag(*each) for each in (dict(train) | told).items()))]
+    )
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    dashed = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{dashed}" if value else f"--no-{dashed}"]
+    return [f"--{dashed}", *(map(str, value) if isinstance(value, tuple | list) else [str(value)])]
+
+
+def write(path: Path, rows: Sequence[Mapping[str, Any]], fields: tuple[str, ...], env: str, command: str) -> None:
+    """Write the table, best first, the best setting to paste as a `command` and as a preset, and the picture."""
     write_json(path / "table.json", rows)
     best = {name: rows[0][name] for name in fields}
-    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in best.items())
-    text = f"podium train --agent {agent} --env {env} {flags}\n\nPreset({env!r}, 'podium sweep', {best!r})\n"
-    write_atomic(path / "best.txt", text.encode())
+    write_atomic(path / "best.txt", f"{command}\n\nPreset({env!r}, 'podium sweep', {best!r})\n".encode())
     draw(rows, fields, path / "sweep.png")
 
 

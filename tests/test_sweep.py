@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,9 @@ import podium
 from podium.__main__ import main
 from podium.agents import dqn, ppo
 from podium.devices import num_cores
+from podium.files import to_jsonable
 from podium.ranges import largest_divisor
+from podium.sweep_table import command_of
 
 SIZES: dict[str, Any] = {
     "num_steps": 256,
@@ -184,8 +187,22 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert [sorted(row["learning_rate"] for row in table)] == [[pytest.approx(1e-3), pytest.approx(1e-2)]]
     assert (tmp_path / "r" / "sweep.png").exists()
     assert "best so far learning_rate=" in printed.err
-    assert "podium train --agent ppo --env podium/Catch --learning-rate" in printed.out
+    command = (
+        "podium train --agent ppo --env podium/Catch --preset none --num-steps 128 --num-envs 8 --rollout-length 8 "
+    )
+    assert command in printed.out and "--learning-rate 0.01 --num-minibatches 2" in printed.out.replace("001", "01")
     assert json.loads((tmp_path / "r" / "sweep.json").read_text())["agent"]["config"]["num_minibatches"] == 2
+
+
+def test_the_best_setting_is_a_command_that_trains_it(tmp_path: Path) -> None:
+    best = ppo.Config(hidden_sizes=(4, 4), normalize_obs=True, normalize_advantage=False, num_epochs=1, gamma=0.9)
+    sizes = {"num_steps": 64, "num_envs": 8, "rollout_length": 8}
+    command = shlex.split(command_of("ppo", "podium/Catch", {"flicker": 0.5}, best, sizes))
+    assert main([*command[1:], "--run-dir", str(tmp_path / "run"), "--eval-episodes", "4", "--no-progress"]) == 0
+    config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
+    assert config["agent"]["config"] == to_jsonable(best)
+    assert config["env"] == {"name": "podium/Catch", "options": {"flicker": 0.5}}
+    assert {name: config[name] for name in sizes} == sizes
 
 
 @pytest.mark.slow

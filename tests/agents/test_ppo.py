@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import podium
 from podium.agent import Agent, fresh_past
 from podium.agents import ppo
 from podium.env import Env, auto_reset, restart, transition
@@ -391,6 +392,14 @@ BAD: list[tuple[str, Any]] = [
 def test_bad_fields_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{name}="):
         make(**{name: value})
+
+
+def test_minibatches_of_one_are_refused_where_nothing_of_their_advantage_is_left() -> None:
+    build = functools.partial(podium.Anakin(1).build, env=podium.envs.make_pure("podium/Catch"), num_envs=1)
+    with pytest.raises(ValueError, match=r"num_minibatches=4 of 4 steps are minibatches of one, whose normalised"):
+        build(ppo.make(ppo.Config(num_minibatches=4)), rollout_length=4)
+    build(ppo.make(ppo.Config(num_minibatches=2)), rollout_length=4)
+    build(ppo.make(ppo.Config(num_minibatches=4, normalize_advantage=False)), rollout_length=4)
 
 
 def test_a_bad_memory_size_is_refused_by_name() -> None:
