@@ -19,6 +19,7 @@ from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo
 from podium.evaluate import make_evaluator
 from podium.evolve import centered_ranks
 from podium.host import on_host
+from podium.networks import actor_critic
 from podium.testing.probes import probe_continuous
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec
 
@@ -127,6 +128,7 @@ BOX = ArraySpec((2,), low=-1, high=1)
 POLICIES: dict[str, tuple[Agent, Any]] = {
     "ppo, normalised": (ppo.make(ppo.Config(normalize_obs=True, normalize_reward=True, **SIZES)), BOX),
     "ppo gru": (ppo.make(ppo.Config(memory="gru", **SIZES)), BOX),
+    "ppo gru, separate": (ppo.make(network=actor_critic((8,), memory="gru", memory_size=4, separate=True)), BOX),
     "a2c lstm": (a2c.make(a2c.Config(memory="lstm", **SIZES)), BOX),
     "impala, one torso": (impala.make(impala.Config(torso="small_cnn", **SIZES)), BOX),
     # Bounds of actions are handed to actors, and are nobody's to move, though every action depends on them.
