@@ -80,7 +80,9 @@ class Replay(NamedTuple):
       cut: `(ReplayState, gap [B]) -> ReplayState`, before an `add`: what is held of these environments ends here, as if
         cut, for what is added does not follow it in time (`Trajectory.gap`). None where items are never joined.
       steps_per_item: steps that are learnt from in one item of a minibatch: 1, or those of a window.
-      keeps_frames: whether `init` takes `stacks`, and what it makes then keeps every frame of them once.
+      keeps_frames: whether `init` takes `stacks`, and what it makes then keeps every frame of them once. It joins
+        observations as steps follow one another: False for an agent whose `plan` stores others than those of the
+        trajectory, or in another order, of which it would keep no row that counts.
     """
 
     init: Callable[..., PyTree]
@@ -142,7 +144,8 @@ class Agent(NamedTuple):
       carry: `(EnvSpec, num_envs) -> Carry`: recurrent memory [B, ...] at the start; `()` where there is none.
       act: `(keys [B], Params, Carry, obs [B, ...], first [B], greedy) -> ActOutput`; one key an environment, memory
         zeroed where `first`; `greedy` is a Python bool.
-      plan: `(key, State, Trajectory [T, B, ...]) -> Plan`: targets, epochs and minibatches.
+      plan: `(key, State, Trajectory [T, B, ...]) -> Plan`: targets, epochs and minibatches. What it stores in a replay
+        with `keeps_frames` has the trajectory's observations, in their order.
       grad: `(key, State, minibatch) -> (Grads, Aux)`: any pytree that can be averaged over workers.
       apply: `(State, Grads) -> State`: one optimiser step.
       observe: `(State, Trajectory) -> State`: once after an iteration's last `apply`: counters, normalisers.

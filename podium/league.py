@@ -108,8 +108,9 @@ def league(
 
     Of a game against a snapshot the learner's own moves are learnt from, as `podium.seats.own_moves` has them: gamma
     and lambda count moves, those of both in self-play, its own in the others. The agent's own counters, such as those
-    of schedules, count these moves: about half of the environments' steps. Metrics have `win_rate`, the mean of the
-    learner's against the pool. Evaluated, loaded and evolved is the agent itself (`Agent.evaluation`).
+    of schedules, count these moves: about half of the environments' steps. A replay holds their observations whole, and
+    no frames once. Metrics have `win_rate`, the mean of the learner's against the pool. Evaluated, loaded and evolved
+    is the agent itself (`Agent.evaluation`).
 
     Args:
       agent: any without a memory that it replays; PPO is the usual.
@@ -243,6 +244,7 @@ def league(
         grad=grad,
         apply=apply,
         observe=observe,
+        replay=seats.replay_of(agent),
         number=functools.partial(seats.numbered, agent),
         policy_mask=mask,
         make=again,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from podium.agent import ActOutput, Agent, check_is_agent
+from podium.agent import ActOutput, Agent, Replay, check_is_agent
 from podium.types import Array, EnvSpec, Key, PyTree, Seen, Trajectory
 
 
@@ -253,6 +253,11 @@ class _After(NamedTuple):
     truncated: Array
     known: Array
     end: Array
+
+
+def replay_of(agent: Agent) -> Replay | None:
+    """Return the agent's replay, to hold `own_moves`: observations whole, for some frames lie between them."""
+    return None if agent.replay is None else agent.replay._replace(keeps_frames=False)
 
 
 def own_moves(trajectory: Trajectory, seat: Array, alone: Array) -> Trajectory:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import podium
 from podium.agent import Agent
+from podium.env import Env, restart, transition
+from podium.types import ArraySpec, DiscreteSpec, EnvSpec, Seen
 
 PLACEMENTS: dict[str, Any] = {
     "single": podium.Single(),
@@ -59,3 +62,25 @@ def assert_eight_devices_learn_the_same(agent: Agent, env: Any, num_envs: int = 
     one = state_under(ONE_DEVICE, agent, env, **sizes)
     assert_same(state_under(PLACEMENTS["eight devices"], agent, env, **sizes), one)
     return one
+
+
+def stacked_game(num_plies: int) -> Env:
+    """Return a game of two of so many plies that shows four random frames, of which each ply brings one."""
+    shape = (16, 16, 4)  # Large enough for frames to be kept once.
+
+    def frame(key: Any) -> Any:
+        return jax.random.randint(key, (*shape[:-1], 1), 0, 200).astype(jnp.uint8)
+
+    def see(state: Any) -> Seen:
+        return Seen(state[0], jnp.ones(3, bool), player=state[1] % 2)
+
+    def reset(key: Any) -> Any:
+        state = jnp.concatenate([frame(key)] * shape[-1], -1), jnp.zeros((), jnp.int32)
+        return state, restart(see(state), turn=1.0)
+
+    def step(key: Any, state: Any, action: Any) -> Any:
+        state = jnp.concatenate([state[0][..., 1:], frame(key)], -1), state[1] + 1
+        return state, transition(see(state), action == 1, state[1] >= num_plies, turn=-1.0)
+
+    obs = Seen(ArraySpec(shape, np.uint8, 0, 255, shape[-1]), ArraySpec((3,), np.bool_, 0, 1), player=DiscreteSpec(2))
+    return Env(EnvSpec("stacked game", obs, DiscreteSpec(3), num_plies, turns=True), reset, step)

@@ -19,12 +19,14 @@ from everywhere import (
     all_but,
     assert_eight_devices_learn_the_same,
     assert_same,
+    stacked_game,
     state_under,
 )
 from podium import envs, games
 from podium.agent import Agent, fresh_carry
 from podium.agents import a2c, dqn, impala, ppo
 from podium.env import Env, auto_reset
+from podium.games.psro import responding
 from podium.host import on_host
 from podium.rollout import begin, rollout
 from podium.testing import check_agent, probe_game
@@ -184,6 +186,19 @@ def test_memory_is_of_the_learners_own_moves() -> None:
     output = base.config.network().unroll(state.learner.params, plan.per_env, batch.obs, batch.first)
     same = np.asarray(jnp.isclose(output.policy.log_prob(batch.action), batch.log_prob, atol=1e-5))
     assert same[np.asarray(batch.valid)].all() and 0.5 < batch.valid.mean() < 1
+
+
+@pytest.mark.parametrize(
+    "learning", [in_league, lambda name: responding(AGENTS[name](), 2, 2)], ids=["league", "response"]
+)
+def test_a_replay_keeps_the_learners_own_moves_in_a_game_of_stacks(learning: Any) -> None:
+    """They are two plies apart: a replay that keeps frames once would join none to the one before, nor keep it."""
+    agent, env = learning("dqn-3-step"), stacked_game(4)
+    state = ONE_DEVICE.build(agent, env, num_envs=8, rollout_length=8).init(0)
+    data = agent.plan(jax.random.key(0), state.agent, played(agent, state.agent, env, 8, 8)).data
+    items = agent.replay.add(state.replay, data).items
+    assert data.valid.sum() > 24
+    np.testing.assert_array_equal(items.valid.sum(), data.valid.sum())
 
 
 def test_results_count_for_the_snapshot_that_was_met() -> None:

@@ -329,6 +329,7 @@ def responding(agent: Agent, size: int, groups: int) -> Agent:
         grad=grad,
         apply=apply,
         observe=observe,
+        replay=seats.replay_of(agent),
         number=lambda carry, index: seats.numbered(agent, carry, index),
         policy_mask=None,
         make=None,
