@@ -337,6 +337,9 @@ def truncate_nonfinite(env: Env) -> Env:
     bootstrap: what the simulator would have done is not known. `info["nonfinite"]` is True there, and is counted in the
     metric `nonfinite_steps`; an environment may set it itself, where it knows more than its observations show.
 
+    Such a step adds no frame to a stack, so `ArraySpec.num_frames` becomes 1. With `frame_stack` outside it does, and
+    frames are kept once.
+
     Raises:
       ValueError: for an `env` that already resets itself.
     """
@@ -363,7 +366,7 @@ def truncate_nonfinite(env: Env) -> Env:
         )
         return obs, _add_info(timestep, nonfinite=lost)
 
-    return _remember(env, begin, advance)
+    return _remember(env._replace(spec=_unstacked(env.spec)), begin, advance)
 
 
 def clip_reward(env: Env, low: float = -1.0, high: float = 1.0) -> Env:

@@ -48,6 +48,16 @@ def untold(env: Env) -> Env:
     return env._replace(spec=dataclasses.replace(env.spec, obs=dataclasses.replace(env.spec.obs, num_frames=1)))
 
 
+def losing(env: Env) -> Env:
+    """Return an environment that loses its numbers now and then."""
+
+    def step(key: Any, state: Any, action: Any) -> Any:
+        state, timestep = env.step(key, state, action)
+        return state, timestep._replace(reward=jnp.where(jax.random.bernoulli(key, 0.3), jnp.nan, timestep.reward))
+
+    return env._replace(step=step)
+
+
 SIZES: dict[str, Any] = {"hidden_sizes": (8,)}
 AGENTS: dict[str, Any] = {
     "ppo": lambda: ppo.make(ppo.Config(**SIZES, num_minibatches=2, num_epochs=2)),
@@ -173,7 +183,13 @@ def test_stacks_that_are_none_end_a_run_in_a_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrapped", [lambda env: wrappers.flicker(env, 0.5), lambda env: wrappers.action_repeat(env, 2)]
+    "wrapped",
+    [
+        lambda env: wrappers.flicker(env, 0.5),
+        lambda env: wrappers.action_repeat(env, 2),
+        lambda env: wrappers.truncate_nonfinite(losing(env)),
+    ],
+    ids=["flicker", "action_repeat", "truncate_nonfinite"],
 )
 def test_wrappers_that_show_no_stacks_any_more_say_so(wrapped: Any) -> None:
     env = wrapped(pictures())
