@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium.env import Env, auto_reset
-from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree, TimeStep
+from podium.film import unstacked
+from podium.types import Array, ArraySpec, DiscreteSpec, Key, PyTree, TimeStep
 
 __all__ = [
     "action_repeat",
@@ -207,7 +208,7 @@ def action_repeat(env: Env, num_repeats: int) -> Env:
     if num_repeats == 1:
         return env
     limit = env.spec.max_episode_steps
-    spec = dataclasses.replace(_unstacked(env.spec), max_episode_steps=limit and -(-limit // num_repeats))
+    spec = dataclasses.replace(unstacked(env.spec), max_episode_steps=limit and -(-limit // num_repeats))
 
     def step(key: Key, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
         def again(before: tuple[PyTree, TimeStep], key: Key) -> tuple[tuple[PyTree, TimeStep], None]:
@@ -222,12 +223,6 @@ def action_repeat(env: Env, num_repeats: int) -> Env:
         return jax.lax.scan(again, env.step(keys[0], state, action), keys[1:])[0]
 
     return env._replace(spec=spec, step=step)
-
-
-def _unstacked(spec: EnvSpec) -> EnvSpec:
-    """Return a spec that promises of no observation that a step brings one new frame of it."""
-    alone = lambda leaf: dataclasses.replace(leaf, num_frames=1) if isinstance(leaf, ArraySpec) else leaf
-    return dataclasses.replace(spec, obs=jax.tree.map(alone, spec.obs, is_leaf=_is_spec))
 
 
 def show_last_action(env: Env) -> Env:
@@ -366,7 +361,7 @@ def truncate_nonfinite(env: Env) -> Env:
         )
         return obs, _add_info(timestep, nonfinite=lost)
 
-    return _remember(env._replace(spec=_unstacked(env.spec)), begin, advance)
+    return _remember(env._replace(spec=unstacked(env.spec)), begin, advance)
 
 
 def clip_reward(env: Env, low: float = -1.0, high: float = 1.0) -> Env:

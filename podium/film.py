@@ -9,6 +9,7 @@ A film is exposed a step at a time (`reels`, `exposed`, `shot`, `developed`), an
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium.ops import stacks
-from podium.types import Array, ArraySpec, PyTree, at_step, is_spec
+from podium.types import Array, ArraySpec, EnvSpec, PyTree, at_step, is_spec
 
 LARGE = 1024
 """Bytes of a stack from which on frames are kept once; of smaller ones the places would take more than they save."""
@@ -106,6 +107,12 @@ def stacks_of(specs: PyTree, obs: PyTree = None) -> PyTree:
     size = lambda spec: math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
     numbers = [x.num_frames if isinstance(x, ArraySpec) and size(x) >= LARGE else 1 for x in leaves]
     return structure.unflatten(numbers) if any(number > 1 for number in numbers) else None
+
+
+def unstacked(spec: EnvSpec) -> EnvSpec:
+    """Return a spec that promises of no observation that a step brings one new frame of it."""
+    alone = lambda leaf: dataclasses.replace(leaf, num_frames=1) if isinstance(leaf, ArraySpec) else leaf
+    return dataclasses.replace(spec, obs=jax.tree.map(alone, spec.obs, is_leaf=is_spec))
 
 
 def blank(specs: PyTree, rows: int) -> PyTree:

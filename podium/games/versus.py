@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from podium.env import Env
+from podium.film import unstacked
 from podium.games.players import as_player, check_two_players
 from podium.types import Array, Key, PyTree, TimeStep
 
@@ -41,7 +42,8 @@ def versus(env: Env, policy: Any, greedy: bool = True) -> Env:
     A step is the player's ply and then the opponent's, as many as are its turn; the reward is what the player gained by
     all of them, so that what `podium.evaluate` returns is the mean outcome against this opponent. The seat is drawn at
     each reset; where the opponent sits first it has moved already. Should its plies before the first step end the game
-    (after random openings), the player takes the opponent's seat instead. `TimeStep.turn` is None: one acts alone.
+    (after random openings), the player takes the opponent's seat instead. `TimeStep.turn` is None: one acts alone. A
+    step brings several frames of a stack, so `ArraySpec.num_frames` is 1.
 
     Args:
       env: a game of two in turn that does not reset itself.
@@ -100,6 +102,6 @@ def versus(env: Env, policy: Any, greedy: bool = True) -> Env:
         return round.state, round.timestep._replace(turn=None)
 
     render = env.render
-    spec = dataclasses.replace(env.spec, name=f"{env.spec.name} against a frozen player", turns=False)
+    spec = dataclasses.replace(unstacked(env.spec), name=f"{env.spec.name} against a frozen player", turns=False)
     picture = None if render is None else lambda state: render(state.env)
     return env._replace(spec=spec, reset=reset, step=step, render=picture)

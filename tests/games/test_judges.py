@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 
+from everywhere import stacked_game
 from podium import envs, games, testing
 from podium.agent import ActOutput, Agent
 from podium.env import auto_reset
@@ -114,6 +115,13 @@ def test_versus_is_an_environment_whose_return_is_the_outcome():
     np.testing.assert_array_equal(reward, np.where(seat == 1, -1.0, 0.0))
     held = np.asarray(cards)[np.arange(256), np.asarray(seat)]
     np.testing.assert_array_equal(np.asarray(seen.view)[:, :3].argmax(-1), held)
+
+
+def test_versus_promises_no_stacks_of_frames():
+    """A step is two plies, and brings two frames; rollouts of stacks that are none have rewards of NaN."""
+    env = games.versus(stacked_game(8), first_legal)
+    assert env.spec.obs.view.num_frames == 1
+    testing.check_env(env, num_steps=20)
 
 
 def test_versus_never_begins_with_a_game_that_is_over():
