@@ -16,7 +16,7 @@ import podium
 from podium import envs, replay
 from podium.envs import wrappers
 from podium.film import stacks_of
-from podium.replay import Transition
+from podium.replay import Estimate, Transition
 
 LENGTH, ROWS = 4, 24
 
@@ -60,13 +60,13 @@ class Player:
         return obs, np.zeros(self.num_envs, np.int32), reward * valid, ended & ~cut, cut, self.obs, valid
 
 
-def both(make: Any, num_envs: int, num_lanes: int, num_frames: int, length: int, valid: bool) -> Any:
+def both(make: Any, num_envs: int, num_lanes: int, num_frames: int, length: int, valid: bool, extras: Any = ()) -> Any:
     """Return a replay's functions, and two empty states: of whole stacks, and of frames."""
     buffer = make()
     stack = jnp.zeros((3, 2, num_frames), jnp.uint8)
     item = Transition(
         stack, jnp.int32(0), jnp.float32(0), jnp.zeros((), bool), jnp.zeros((), bool), stack,
-        jnp.zeros((), bool) if valid else None,
+        jnp.zeros((), bool) if valid else None, extras,
     )  # fmt: skip
     sizes = item, num_envs, num_lanes, length
     add = jax.jit(lambda state, items, gap: buffer.add(buffer.cut(state, gap), items))
@@ -134,6 +134,29 @@ def test_behind_a_gap_steps_are_left_out_whose_frames_were_never_written(length:
             )
     # A gap costs three rows at most, and none where an episode begins behind it.
     assert 0 < np.mean(left_out) < 0.1 * 3 / length + 0.05
+
+
+@pytest.mark.parametrize("in_next", [False, True], ids=["resets at once", "resets in the next step"])
+@pytest.mark.parametrize("length", [1, 4])
+def test_first_priorities_around_a_gap_are_those_of_whole_stacks(length: int, in_next: bool) -> None:
+    num_envs, num_frames = 4, 4
+    player, rng = Player(4, num_envs, num_frames, in_next, values=250), np.random.default_rng(4)
+    make = functools.partial(replay.prioritized, ROWS * num_envs, 32, 1, n_step=3)
+    number = Estimate(jnp.float32(0), jnp.float32(0))
+    add, _, whole, kept = both(make, num_envs, 1, num_frames, length, in_next, number)
+    shares = []
+    for _ in range(60 + 100 // length):
+        dropped = rng.random() < 0.1
+        if dropped:
+            player.skip(length)
+        thought = Estimate(*jnp.asarray(rng.normal(size=(2, length, num_envs)), jnp.float32))
+        items = player.rollout(length, end=0.2)._replace(extras=thought)
+        whole, kept = (add(state, items, jnp.full(num_envs, dropped)) for state in (whole, kept))
+        expected, found = (np.asarray(state.priorities.levels[0]) for state in (whole, kept))
+        there = found > 0
+        np.testing.assert_allclose(found[there], expected[there], rtol=1e-5)
+        shares.append(there.sum() / max(np.sum(expected > 0), 1))
+    assert 0.6 < np.mean(shares[6:]) < 1
 
 
 def test_where_spare_places_run_out_only_cut_steps_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,6 +187,17 @@ def both_at(held: Frames, row: Array, env: Array) -> tuple[Array, Array]:
     return _gathered(held, obs, env), _gathered(held, next_obs, env)
 
 
+def follows(held: Frames, row: Array) -> Array:
+    """Return [n - 1, E], whether each of the rows but the first shows what the transition before it led to.
+
+    Args:
+      held: one lane.
+      row: int32 [n], rows in order of time.
+    """
+    newest = held.stacks.at[row, :, :, 0].get(mode="promise_in_bounds")
+    return newest[1:, :, 0] == newest[:-1, :, 1]
+
+
 def _places(held: Frames, row: Array, env: Array) -> tuple[Array, Array]:
     """Return where the frames of `obs` are, [..., k], oldest first, and those of `next_obs`."""
     deep = held.last.shape[-1] // held.frames.shape[-1] - 1

@@ -12,7 +12,7 @@ import numpy as np
 from podium.agent import Replay
 from podium.ops import sum_tree
 from podium.replay.priorities import Priorities, check_exponents, importance, no_priorities, rank, weight_of
-from podium.replay.ring import ReplayState, Transition, lane_keys
+from podium.replay.ring import ReplayState, Transition, follows, lane_keys
 from podium.replay.steps import Batch, n_step_return, read, uniform
 from podium.types import Array, Key, PyTree
 
@@ -60,9 +60,9 @@ def prioritized(
     First priorities. Where items carry an `Estimate`, it is the n-step TD error that acting saw (Horgan et al. 2018,
     arXiv 1803.00933), once what follows the window has been acted on: n steps later. Otherwise it is the largest TD
     error of the lane so far, n - 1 steps later. Deliberate differences: the bootstrap is the largest value by the
-    network that acted, without a target network. Where an episode was cut and reset in the same step, its true last
-    observation was never acted on, and the best value of the one before it stands in for it; the first gradient step
-    that meets the transition sets that right.
+    network that acted, without a target network. Where an episode was cut and reset in the same step, or lies before a
+    gap, its true last observation was never acted on, and the best value of the one before it stands in for it; the
+    first gradient step that meets the transition sets that right.
 
     What begins no whole window, and rows that are no transition, have weight 0 and are never drawn. Among duplicates in
     a minibatch the largest priority counts.
@@ -120,7 +120,10 @@ def prioritized(
             known = filled[:, None] if lane.valid is None else filled[:, None] & seen[3][:time]
             error = largest
             if isinstance(estimate, Estimate):
-                error = _first_error(seen, estimate, n_step, gamma)
+                # Where resets wait, the row behind an end shows what came of it, and is no transition; nor are rows
+                # behind a gap whose frames are not all there.
+                shown = None if items.valid is None else ~seen[3][1:] & follows(lane, row)
+                error = _first_error(seen, estimate, shown, n_step, gamma)
             weights = jnp.where(known, weigh(error), jnp.zeros((time, num_envs)))
             weights = jnp.concatenate([weights, jnp.zeros((late, num_envs))]).reshape(-1)
             return sum_tree.replace(levels, levels[0].at[index].set(weights, mode="promise_in_bounds"), changed)
@@ -159,25 +162,24 @@ def prioritized(
     return Replay(*functions, batch_size, num_updates, update_priorities, cut=cut, keeps_frames=True)
 
 
-def _first_error(seen: Any, estimate: Estimate, n_step: int, gamma: float) -> Array:
+def _first_error(seen: Any, estimate: Estimate, shown: Array | None, n_step: int, gamma: float) -> Array:
     """Return [T, E] n-step TD errors by what acting thought, of the windows within the rows [T + n, E].
 
     Args:
       seen: reward, terminated, truncated, valid or None, and turn or None.
       estimate: of the same rows.
+      shown: [T + n - 1, E] bool, which of these rows but the first show what a cut episode came to, the one before it
+        being its last; None where none does.
       n_step: n.
       gamma: in [0, 1].
     """
-    _, _, truncated, valid, _ = seen
+    truncated = seen[2]
     time = truncated.shape[0] - n_step
     window = np.arange(time)[:, None] + np.arange(n_step)
     reward, *ended = jax.tree.map(lambda x: jnp.moveaxis(x[window], 1, -1), seen)
     total, discount, length = n_step_return(reward, ended[0], ended[1], ended[2], gamma, ended[3])
     reached = jnp.arange(time)[:, None] + length
-    # Behind a cut the next row is of something else; where resets wait it shows what this episode came to, and is no
-    # transition.
-    elsewhere = jnp.take_along_axis(truncated, reached - 1, axis=0)
-    if valid is not None:
-        elsewhere = elsewhere & jnp.take_along_axis(valid, reached, axis=0)
-    reached = reached - elsewhere
+    # Behind any other cut the next row is of something else.
+    elsewhere = truncated[:-1] if shown is None else truncated[:-1] & ~shown
+    reached = reached - jnp.take_along_axis(elsewhere, reached - 1, axis=0)
     return total + discount * jnp.take_along_axis(estimate.best, reached, axis=0) - estimate.value[:time]

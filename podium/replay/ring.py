@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -151,6 +152,16 @@ def ends_at(lane: Transition, row: Array, stop: Array, env: Array) -> tuple[PyTr
             pairs.append((frames.obs_at(obs, row, env), frames.next_obs_at(obs, stop, env)))
     first, second = zip(*pairs, strict=True)
     return structure.unflatten(first), structure.unflatten(second)
+
+
+def follows(lane: Transition, row: Array) -> Array:
+    """Return of one lane, for rows `row` [n], whether each but the first shows what the one before led to: [n - 1, E].
+
+    That is known of transitions and their stacks of frames; of all else it is taken for so.
+    """
+    stacks = filter(_is_frames, jax.tree.leaves(lane.obs, is_leaf=_is_frames))
+    known = jnp.ones((row.shape[0] - 1, lane.reward.shape[1]), bool)
+    return functools.reduce(jnp.logical_and, (frames.follows(held, row) for held in stacks), known)
 
 
 def window_at(lane: Transition, row: Array, env: Array) -> Transition:
