@@ -249,8 +249,12 @@ def test_a_lane_of_which_nothing_counts_gives_rows_of_weight_zero() -> None:
     for number in range(3):
         items = steps(np.random.default_rng(number), 4 * number, 4, True, True)
         state = jax.jit(buffer.add)(state, items._replace(valid=items.valid & (np.arange(ENVS) < SHARE)))
-    minibatch, _ = jax.jit(buffer.sample)(jax.random.key(0), state)
+    minibatch, index = jax.jit(buffer.sample)(jax.random.key(0), state)
     assert (minibatch.weight[:8] > 0).all() and (minibatch.weight[8:] == 0).all()
+    errors = jnp.full(16, 3.0).at[8:].set(50.0).at[9].set(jnp.nan)
+    ranked = jax.jit(buffer.update_priorities)(state, index, errors)
+    assert ranked.priorities.largest.tolist() == [3.0, 1.0], "what weighs nothing is no error that a lane has met"
+    assert all((level[1] == 0).all() for level in ranked.priorities.levels)
 
 
 def num_bytes(tree: Any) -> int:

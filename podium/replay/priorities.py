@@ -19,7 +19,7 @@ class Priorities(NamedTuple):
     Attributes:
       levels: weights [L, n] float32, row (or start of a window) * E + environment, 0 for what is not drawn; and sums;
         see `ops.sum_tree`.
-      largest: [L] float32, largest TD error that each lane has met.
+      largest: [L] float32, largest TD error that each lane has met, of what is drawn.
       updates: int32 scalar, minibatches learnt from.
     """
 
@@ -68,19 +68,20 @@ def rank(priorities: Priorities, indices: Array, td_error: Array | None, weigh: 
         raise ValueError("priorities=None from grad, but the replay is prioritised; return |TD error| in Aux.")
     errors = jnp.abs(td_error).reshape(indices.shape)
 
-    def rank_lane(levels: sum_tree.Levels, index: Array, error: Array) -> sum_tree.Levels:
+    def rank_lane(levels: sum_tree.Levels, largest: Array, index: Array, error: Array) -> tuple[sum_tree.Levels, Array]:
         weights = levels[0]
-        # What is never drawn stays so, whoever asks.
+        # What is never drawn stays so, whoever asks, and its error means nothing.
         drawable = weights.at[index].get(mode="promise_in_bounds") > 0
+        error = jnp.where(drawable, error, 0.0)
         # Duplicates are made alike, so that their order means nothing, and all is written at once: between two
         # writes XLA would read `drawable` from a copy of every weight.
         alike = index[:, None] == index
         error = jnp.max(jnp.where(alike, error, 0.0), axis=1)
         weight = jnp.where(drawable, weigh(error), 0.0)
-        return sum_tree.replace(levels, weights.at[index].set(weight, mode="promise_in_bounds"), index)
+        levels = sum_tree.replace(levels, weights.at[index].set(weight, mode="promise_in_bounds"), index)
+        return levels, jnp.maximum(largest, jnp.max(error))
 
-    levels = jax.vmap(rank_lane)(priorities.levels, indices, errors)
-    largest = jnp.maximum(priorities.largest, jnp.max(errors, axis=1))
+    levels, largest = jax.vmap(rank_lane)(priorities.levels, priorities.largest, indices, errors)
     return Priorities(levels, largest, priorities.updates + 1)
 
 
