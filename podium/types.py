@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podium.ranges import check_value
+
 Array = jax.Array
 Key = jax.Array
 PyTree = Any
@@ -28,6 +30,9 @@ class ArraySpec:
       num_frames: of observations, how many frames lie side by side on the last axis, oldest first: a step drops the
         oldest and adds one, and an episode begins with its first frame so many times. Replays and rollouts keep
         every frame once; `podium.testing` checks that it is so.
+
+    Raises:
+      ValueError: `num_frames` is no integer of 1 or more, or does not divide the last axis.
     """
 
     shape: tuple[int, ...]
@@ -35,6 +40,14 @@ class ArraySpec:
     low: Any = -np.inf
     high: Any = np.inf
     num_frames: int = 1
+
+    def __post_init__(self) -> None:
+        remedy = "use 1 for what is no stack of frames"
+        check_value("num_frames", self.num_frames, "counts", remedy)
+        if self.num_frames > 1 and (not self.shape or self.shape[-1] % self.num_frames):
+            raise ValueError(
+                f"num_frames={self.num_frames} must divide the last axis of shape={tuple(self.shape)}; {remedy}."
+            )
 
     def zeros(self, *batch: int) -> Array:
         """Return zeros of this spec with leading `batch` axes."""

@@ -30,12 +30,6 @@ def check_spec(spec: Any) -> None:
     for leaf in [*leaves, spec.action]:
         if isinstance(leaf, DiscreteSpec) and leaf.num_values < 1:
             raise broken(spec, f"a DiscreteSpec has num_values={leaf.num_values}.", "It needs at least 1 value.")
-        if isinstance(leaf, ArraySpec) and leaf.num_frames > 1 and (leaf.shape or (0,))[-1] % leaf.num_frames:
-            raise broken(
-                spec,
-                f"an ArraySpec of shape {list(leaf.shape)} has num_frames={leaf.num_frames}.",
-                "It must divide the last axis.",
-            )
         if isinstance(leaf, ArraySpec) and not np.all(np.asarray(leaf.low) <= np.asarray(leaf.high)):
             raise broken(spec, "an ArraySpec has a low above its high.", "Swap them.")
     if isinstance(spec.obs, Seen):
