@@ -396,7 +396,10 @@ class Placement:
         return [cls()]
 
     def _check_asked(self, agent: Agent, env: Env | HostEnvFactory, asked: Asked) -> None:
-        check_positive(**{name: value for name, value in asked._asdict().items() if name != "num_lanes"})
+        given = asked._asdict()
+        if asked.num_lanes is None:
+            del given["num_lanes"]
+        check_positive(**given)
         name, processes, on_host = type(self).__name__, distributed.num_processes(), isinstance(env, HostEnvFactory)
         if asked.seeds > 1 and not self.takes_seeds:
             raise ValueError(

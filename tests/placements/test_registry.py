@@ -158,6 +158,9 @@ def test_it_is_checked_as_those_from_inside(outside: str) -> None:
         placement.get(outside)().build(agent, podium.host.on_host(env), num_envs=8, rollout_length=9)
     with pytest.raises(ValueError, match="num_envs=0 must be a positive integer"):
         placement.get(outside)().build(agent, env, num_envs=0, rollout_length=9)
+    for lanes in ("2", 2.0, True, 0):
+        with pytest.raises(ValueError, match=f"num_lanes={lanes!r} must be a positive integer"):
+            placement.get(outside)().build(agent, env, num_envs=8, rollout_length=9, num_lanes=lanes)
 
 
 def test_it_is_found_listed_and_registered_twice_without_harm(outside: str) -> None:
