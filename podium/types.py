@@ -54,11 +54,26 @@ class ArraySpec:
         return jnp.zeros((*batch, *self.shape), self.dtype)
 
     def sample(self, key: Key) -> Array:
-        """Draw one uniform value; a side without a bound is taken as -1 or 1."""
-        low = np.where(np.isfinite(self.low), self.low, -1.0)
-        high = np.where(np.isfinite(self.high), self.high, 1.0)
+        """Draw one value, uniform between the bounds; of integers each, the bounds too, is as likely.
+
+        A bound that is missing is taken for 1 beyond the other, and for -1 or 1 where both are.
+        """
+        is_low, is_high = np.isfinite(self.low), np.isfinite(self.high)
+        low = np.where(is_low, self.low, np.where(is_high, np.subtract(self.high, 1.0), -1.0))
+        high = np.where(is_high, self.high, np.where(is_low, np.add(self.low, 1.0), 1.0))
+        if np.issubdtype(self.dtype, np.integer):
+            return self._integers(key, low, high)
         value = low + jax.random.uniform(key, self.shape) * (high - low)
         return jnp.asarray(value > 0.5 if np.dtype(self.dtype) == bool else value, self.dtype)
+
+    def _integers(self, key: Key, low: Any, high: Any) -> Array:
+        held = np.iinfo(self.dtype)
+        low, high = (np.clip(np.float64(bound), held.min, held.max) for bound in (low, high))
+        low, high = np.ceil(low).astype(np.int64), np.floor(high).astype(np.int64)
+        # Distances from `low` fit uint32 whatever the dtype; their number does but for all of 32 bits, which lacks one.
+        number = np.clip(high - low + 1, 1, 2**32 - 1).astype(np.uint32)
+        distance = jax.random.randint(key, self.shape, 0, number, np.uint32)
+        return (low.astype(np.uint32) + distance).astype(self.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
