@@ -342,6 +342,8 @@ def test_lanes_on_a_mesh_exchange_one_number_and_give_the_same() -> None:
         ({"annealing_updates": -1}, "annealing_updates=-1 must be an integer of 0 or more"),
         ({"annealing_updates": 0.5}, "annealing_updates=0.5"),
         ({"smallest_priority": 0.0}, "smallest_priority=0.0 must be finite and greater than 0; 1e-6 is usual"),
+        ({"smallest_priority": 1e-46}, "smallest_priority=1e-46 must be at least 1.18e-38"),
+        ({"smallest_priority": 1.17e-38}, "smallest_priority=1.17e-38 must be at least 1.18e-38"),
         ({"smallest_priority": float("inf")}, "smallest_priority=inf"),
         ({"batch_size": 0}, "batch_size=0"),
     ],

@@ -77,7 +77,7 @@ def prioritized(
       priority_exponent: alpha, in [0, 1]; 0 draws uniformly.
       importance_exponent: beta, in [0, 1]; 1 corrects in full.
       annealing_updates: gradient steps over which beta rises linearly to 1; 0 leaves it.
-      smallest_priority: added to TD errors, above 0.
+      smallest_priority: added to TD errors, above 0, also in float32.
 
     Returns:
       a `Replay` as `uniform` returns, with importance weights in `Batch.weight`, for agents whose `grad` returns

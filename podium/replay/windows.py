@@ -100,7 +100,7 @@ def sequences(
       priority_exponent: in [0, 1]; 0 draws uniformly.
       importance_exponent: in [0, 1]; 1 corrects in full, and 0, the paper's, not at all.
       annealing_updates: gradient steps over which that rises linearly to 1; 0 leaves it.
-      smallest_priority: added to priorities, above 0.
+      smallest_priority: added to priorities, above 0, also in float32.
 
     Returns:
       a `Replay` of `Transition` items [T, B, ...] and `Windows` minibatches. `sample` returns as indices int32
