@@ -21,6 +21,7 @@ from podium.ops.distributions import TanhNormal
 from podium.ops.histogram import Histogram
 from podium.ops.statistics import RunningStats
 from podium.ranges import check_choice, check_value
+from podium.seen import world_of
 from podium.torsos import ACTIVATIONS, DTYPES, MLP, apply_module, check_sizes, flatten_obs, obs_width, part_of_obs
 from podium.types import Array, EnvSpec, Key, PyTree
 
@@ -154,6 +155,9 @@ def critic_ensemble(
 def seeing(policy: Network, critic: Network, actor_obs: str, critic_obs: str) -> tuple[Network, Network]:
     """Return a policy and a critic that each see one part of every observation, and nothing of the others.
 
+    Of a `podium.types.Seen` that is (a part of) the `view` for the policy, and for the critic of the `world` where
+    there is one.
+
     Args:
       policy: of observations.
       critic: of pairs `(obs, action)`.
@@ -169,8 +173,8 @@ def seeing(policy: Network, critic: Network, actor_obs: str, critic_obs: str) ->
     for name, network in {"policy": policy, "critic": critic}.items():
         if network.recurrent:
             raise ValueError(f"{name} has memory, but single steps are learnt from; pass one without, or use ppo.")
-    part_of_pair = lambda pair, name: (part_of_obs(pair[0], name), pair[1])
-    sees = network_seeing(critic, critic_obs, "critic_obs", part_of_pair)
+    part_of_pair = lambda pair, name, of: (part_of_obs(pair[0], name, of), pair[1])
+    sees = network_seeing(critic, critic_obs, "critic_obs", world_of, part_of_pair)
     return network_seeing(policy, actor_obs, "actor_obs"), sees
 
 

@@ -28,7 +28,7 @@ from podium.ops import returns
 from podium.ops.bounds import Bounds
 from podium.ops.distributions import Categorical, DiagGaussian, Policy, TanhNormal
 from podium.ranges import check_choice, check_value
-from podium.seen import only_legal, world_of
+from podium.seen import only_legal, view_of, world_of
 from podium.torsos import Torso, apply_module, check_sizes, make_torso, part_of_obs, part_of_spec, seeing
 from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree, Trajectory, at_step
 
@@ -162,7 +162,11 @@ def _flatten(tree: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
 
 
 def network_seeing(
-    network: Network, name: str, field: str, part: Callable[[PyTree, str], PyTree] = part_of_obs
+    network: Network,
+    name: str,
+    field: str,
+    of: Callable[[PyTree], PyTree] = view_of,
+    part: Callable[[PyTree, str, Callable[[PyTree], PyTree]], PyTree] = part_of_obs,
 ) -> Network:
     """Return a network that sees one part of every observation, and nothing of the others.
 
@@ -170,12 +174,13 @@ def network_seeing(
       network: that sees what it is given.
       name: of the part; empty for all.
       field: that says so, for a sentence; see `podium.torsos.part_of_spec`, which refuses what there is not.
-      part: `(obs, name) -> obs`, where the network's `obs` are more than observations.
+      of: what it sees of a `Seen`.
+      part: `(obs, name, of) -> obs`, where the network's `obs` are more than observations.
     """
     return network._replace(
-        init=lambda key, spec: network.init(key, part_of_spec(spec, name, field)),
-        apply=lambda params, memory, obs, first: network.apply(params, memory, part(obs, name), first),
-        unroll=lambda params, memory, obs, first: network.unroll(params, memory, part(obs, name), first),
+        init=lambda key, spec: network.init(key, part_of_spec(spec, name, field, of)),
+        apply=lambda params, memory, obs, first: network.apply(params, memory, part(obs, name, of), first),
+        unroll=lambda params, memory, obs, first: network.unroll(params, memory, part(obs, name, of), first),
     )
 
 

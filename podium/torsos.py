@@ -90,22 +90,28 @@ def obs_width(spec: EnvSpec) -> int:
     return sum(math.prod(leaf.shape) for leaf in leaves)
 
 
-def part_of_obs(obs: PyTree, name: str) -> PyTree:
-    """Return the part of an observation, a dictionary, that is called `name`; all of it where that is empty."""
-    return obs[name] if name else obs
+def part_of_obs(obs: PyTree, name: str, of: Callable[[PyTree], PyTree] = view_of) -> PyTree:
+    """Return the part called `name` of what is seen of an observation, a dictionary; all that is seen for no name.
+
+    Of a `Seen` that is the `view`, or what else `of` takes.
+    """
+    seen = of(obs)
+    return seen[name] if name else seen
 
 
-def part_of_spec(spec: EnvSpec, name: str, field: str) -> EnvSpec:
+def part_of_spec(spec: EnvSpec, name: str, field: str, of: Callable[[PyTree], PyTree] = view_of) -> EnvSpec:
     """Return what an environment is to a network that sees `part_of_obs` of its observations.
 
     Args:
       spec: of the environment.
       name: of the part; empty for all.
       field: that says so, for a sentence.
+      of: as of `part_of_obs`.
 
     Raises:
-      ValueError: the observations are no dictionary, or have no such part.
+      ValueError: what is seen is no dictionary, or has no such part.
     """
+    spec = dataclasses.replace(spec, obs=of(spec.obs))
     if not name:
         return spec
     if not isinstance(spec.obs, Mapping):
@@ -181,14 +187,10 @@ def make_torso(
 
 
 def seeing(torso: Torso, name: str, field: str, of: Callable[[PyTree], PyTree] = view_of) -> Torso:
-    """Return a torso that sees one part of every observation, see `part_of_spec`, and nothing of the others.
-
-    Of a `Seen` it is a part of the `view`, or of what else `of` takes.
-    """
-    whole = lambda spec: dataclasses.replace(spec, obs=of(spec.obs))
+    """Return a torso that sees one part of every observation, see `part_of_spec`, and nothing of the others."""
     return torso._replace(
-        init=lambda key, spec: torso.init(key, part_of_spec(whole(spec), name, field)),
-        apply=lambda params, obs, leading: torso.apply(params, part_of_obs(of(obs), name), leading),
+        init=lambda key, spec: torso.init(key, part_of_spec(spec, name, field, of)),
+        apply=lambda params, obs, leading: torso.apply(params, part_of_obs(obs, name, of), leading),
     )
 
 

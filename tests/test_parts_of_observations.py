@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from typing import Any
@@ -18,7 +19,7 @@ from podium.env import Env, restart, transition
 from podium.learn import learn
 from podium.networks import Network, actor_critic
 from podium.placement.anakin import Anakin
-from podium.types import Array, ArraySpec, EnvSpec, Key, Trajectory
+from podium.types import Array, ArraySpec, EnvSpec, Key, Seen, Trajectory, is_spec
 
 OBS = {"state": ArraySpec((2,)), "privileged_state": ArraySpec((3,))}
 SPEC = EnvSpec("seen in part", OBS, ArraySpec((2,), low=-1.0, high=1.0))
@@ -65,6 +66,17 @@ def learnt(agent: Agent, state: Any, shift: float) -> tuple[Any, Array, Array]:
     return learn(jax.random.key(2), agent, state, held, trajectory, 1).state, output.action, output.extras
 
 
+def widths(state: Any) -> set[int]:
+    """Return how many numbers first layers take; hidden ones have 8 units."""
+    leaves = jax.tree.leaves_with_path(state.params)
+    return {x.shape[-2] for path, x in leaves if "kernel" in jax.tree_util.keystr(path) and x.shape[-1] == 8} - {8}
+
+
+def beside(name: str) -> int:
+    """Return how many numbers of an action an agent's critic sees beside observations."""
+    return 0 if name in ("ppo", "a2c") else 2
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(x, marks=[pytest.mark.slow] * (x in ("a2c", "sac", "td3"))) for x in AGENTS]
 )
@@ -82,10 +94,30 @@ def test_the_policy_sees_its_part_alone_and_the_critic_its_own(name: str) -> Non
     (one, before, _), (other, after, _) = (iteration(state, jnp.float32(shift)) for shift in (0.0, 3.0))
     np.testing.assert_array_equal(before, after)
     # Both learn of it through the critic, whose weights are as many as its part is wide.
-    widths = {x.shape[-2] for x in jax.tree.leaves(state.params) if x.ndim > 1 and x.shape[-1] == 8} - {8}
-    assert widths == ({2, 3} if name in ("ppo", "a2c") else {2, 3 + 2})
+    assert widths(state) == {2, 3 + beside(name)}
     moved = jax.tree.map(lambda x, y: float(jnp.abs(x - y).max()), one.params, other.params)
     assert max(jax.tree.leaves(moved)) > 1e-6
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_of_a_seen_the_policy_sees_the_view_and_the_critic_the_world(name: str) -> None:
+    view, world = {"state": ArraySpec((2,)), "rest": ArraySpec((5,))}, {"privileged_state": ArraySpec((3,))}
+    both = dataclasses.replace(SPEC, obs=Seen(view, None, {**world, "more": ArraySpec((9,))}))
+    key, first = jax.random.key(0), jnp.zeros(5, bool)
+
+    def begun(spec: EnvSpec, **parts: str) -> Any:
+        agent = made(name, **parts)
+        state = jax.eval_shape(lambda key: agent.init(key, spec), key)
+        obs = jax.tree.map(lambda leaf: leaf.zeros(5), spec.obs, is_leaf=is_spec)
+        act = lambda state: agent.act(jax.random.split(key, 5), agent.actor(state), (), obs, first, False)
+        assert jax.eval_shape(act, state).action.shape == (5, 2)
+        return widths(state)
+
+    assert begun(both) == {7, 12 + beside(name)}
+    assert begun(both, **PARTS) == {2, 3 + beside(name)}
+    alone = dataclasses.replace(SPEC, obs=Seen(view))
+    assert begun(alone) == {7, 7 + beside(name)}
+    assert begun(alone, actor_obs="state", critic_obs="rest") == {2, 5 + beside(name)}
 
 
 @pytest.mark.parametrize("name", AGENTS)
