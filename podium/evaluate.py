@@ -294,7 +294,7 @@ def _check_fits(trained: EnvSpec, played: EnvSpec) -> None:
 def _form(spec: Any) -> Any:
     def say(leaf: ArraySpec | DiscreteSpec) -> str:
         if isinstance(leaf, DiscreteSpec):
-            return f"{leaf.num_values} values"
+            return f"{leaf.num_values} values{list(leaf.shape) or ''}"
         return f"{jnp.dtype(leaf.dtype).name}{list(leaf.shape)}"
 
     return jax.tree.map(say, spec, is_leaf=lambda leaf: isinstance(leaf, ArraySpec | DiscreteSpec))

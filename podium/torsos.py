@@ -71,13 +71,14 @@ class MLP(nn.Module):
 def flatten_obs(obs: PyTree, leading: int, width: int | None = None) -> Array:
     """Flatten the parts of an observation into float vectors [..., n] behind `leading` batch axes.
 
-    A lone integer scalar becomes a one-hot vector of `width`, unless that is 1 (an integer `ArraySpec`, a number).
+    A lone array of integers, or one integer, becomes one-hot vectors side by side, `width` numbers in all, unless it
+    has so many itself (an integer `ArraySpec`, numbers).
     """
     leaves = jax.tree.leaves(obs)
-    integer = jnp.issubdtype(leaves[0].dtype, jnp.integer)
-    if len(leaves) == 1 and leaves[0].ndim == leading and integer and width != 1:
+    size = math.prod(leaves[0].shape[leading:])
+    if len(leaves) == 1 and jnp.issubdtype(leaves[0].dtype, jnp.integer) and width != size:
         assert width is not None, "a discrete observation needs its number of values"
-        return jax.nn.one_hot(leaves[0], width)
+        return jax.nn.one_hot(leaves[0], width // size).reshape(*leaves[0].shape[:leading], -1)
     parts = [x.reshape(*x.shape[:leading], -1).astype(jnp.float32) for x in leaves]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
 
@@ -86,7 +87,7 @@ def obs_width(spec: EnvSpec) -> int:
     """Return the length of the vector `flatten_obs` makes of one observation."""
     leaves = jax.tree.leaves(spec.obs, is_leaf=is_spec)
     if len(leaves) == 1 and isinstance(leaves[0], DiscreteSpec):
-        return leaves[0].num_values
+        return leaves[0].num_values * math.prod(leaves[0].shape)
     return sum(math.prod(leaf.shape) for leaf in leaves)
 
 

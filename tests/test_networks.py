@@ -12,7 +12,8 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from podium import networks
-from podium.agents import ppo
+from podium.agent import Agent
+from podium.agents import dqn, muzero, ppo, pqn, sac
 from podium.networks import ActorCritic, Network, actor_critic, batch_over, from_nnx, q_network
 from podium.ops.distributions import Categorical, DiagGaussian
 from podium.torsos import flatten_obs
@@ -27,6 +28,7 @@ OBS = {
     "scalar": ArraySpec((), np.float32),
     "integer": ArraySpec((), np.int32),
     "lone": {"only": DiscreteSpec(6)},
+    "several": DiscreteSpec(6, shape=(2,)),
 }
 ACTIONS = {"discrete": DiscreteSpec(4), "box": ArraySpec((2,), np.float32, -1, 1)}
 
@@ -36,7 +38,7 @@ def observations(spec: Any, *batch: int) -> Any:
 
     def draw(leaf: Any) -> jax.Array:
         if isinstance(leaf, DiscreteSpec):
-            return jnp.asarray(rng.integers(leaf.num_values, size=batch), jnp.int32)
+            return jnp.asarray(rng.integers(leaf.num_values, size=(*batch, *leaf.shape)), jnp.int32)
         x = (
             rng.integers(0, 255, (*batch, *leaf.shape))
             if leaf.dtype != np.float32
@@ -78,6 +80,27 @@ def test_shapes_for_every_kind_of_spec(obs: str, action: str, memory: str) -> No
 
 def test_a_discrete_observation_is_one_hot() -> None:
     np.testing.assert_array_equal(flatten_obs(jnp.array([2, 0]), 1, 3), [[0, 0, 1], [1, 0, 0]])
+
+
+def test_an_array_of_integers_is_several_one_hots_unless_they_are_numbers() -> None:
+    two = jnp.array([[2, 0], [1, 1]])
+    np.testing.assert_array_equal(flatten_obs(two, 1, 6), [[0, 0, 1, 1, 0, 0], [0, 1, 0, 0, 1, 0]])
+    np.testing.assert_array_equal(flatten_obs(two, 1, 2), two)
+
+
+@pytest.mark.parametrize(
+    "agent", [ppo.make(), dqn.make(), pqn.make(), sac.make(), muzero.make()], ids=lambda agent: agent.name
+)
+def test_agents_act_on_an_array_of_integers(agent: Agent) -> None:
+    action = ACTIONS["box" if agent.name == "sac" else "discrete"]
+    spec = EnvSpec("test", OBS["several"], action)
+
+    def act(key: jax.Array) -> jax.Array:
+        params = agent.actor(agent.init(key, spec))
+        obs = spec.obs.zeros(B)
+        return agent.act(jax.random.split(key, B), params, agent.carry(spec, B), obs, jnp.ones(B, bool), False).action
+
+    assert jax.eval_shape(act, jax.random.key(0)).shape == (B, *action.shape)
 
 
 @pytest.mark.parametrize(("obs", "values"), [("lone", range(6)), ("integer", range(6)), ("discrete", range(6))])
