@@ -193,7 +193,9 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
         # A copy: a state that held one buffer twice could not be donated.
         target_critic = jax.tree.map(jnp.copy, params.critic)
         opt_state = Parts(*(algorithm.init(part) for algorithm, part in zip(algorithms, params, strict=True)))
-        obs_stats = statistics.init_obs_stats(spec) if config.normalize_obs else None
+        obs_stats = (
+            statistics.init_obs_stats(spec, config.actor_obs, config.critic_obs) if config.normalize_obs else None
+        )
         return State(params, target_critic, opt_state, bounds, obs_stats, Count.zero(), jnp.zeros((), jnp.int32))
 
     def actor(state: State) -> Params:

@@ -175,7 +175,9 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
         params = Parts(policy.init(policy_key, spec), critic.init(critic_key, spec))
         # A copy: a state that held one buffer twice could not be donated.
         targets = jax.tree.map(jnp.copy, params)
-        obs_stats = statistics.init_obs_stats(spec) if config.normalize_obs else None
+        obs_stats = (
+            statistics.init_obs_stats(spec, config.actor_obs, config.critic_obs) if config.normalize_obs else None
+        )
         opt_state = Parts(*map(adam.init, params))
         return State(params, targets, opt_state, bounds, obs_stats, Count.zero(), jnp.zeros((), jnp.int32))
 

@@ -19,7 +19,7 @@ from podium.env import Env, restart, transition
 from podium.learn import learn
 from podium.networks import Network, actor_critic
 from podium.placement.anakin import Anakin
-from podium.types import Array, ArraySpec, EnvSpec, Key, Seen, Trajectory, is_spec
+from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, Seen, Trajectory, is_spec
 
 OBS = {"state": ArraySpec((2,)), "privileged_state": ArraySpec((3,))}
 SPEC = EnvSpec("seen in part", OBS, ArraySpec((2,), low=-1.0, high=1.0))
@@ -118,6 +118,20 @@ def test_of_a_seen_the_policy_sees_the_view_and_the_critic_the_world(name: str) 
     alone = dataclasses.replace(SPEC, obs=Seen(view))
     assert begun(alone) == {7, 7 + beside(name)}
     assert begun(alone, actor_obs="state", critic_obs="rest") == {2, 5 + beside(name)}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_discrete_part_is_one_hot_where_others_are_normalised(name: str) -> None:
+    spec = dataclasses.replace(SPEC, obs={"place": DiscreteSpec(5), **OBS})
+    agent, key = made(name, **{**PARTS, "actor_obs": "place"}), jax.random.key(0)
+
+    def act(key: Key) -> Any:
+        state, obs = agent.init(key, spec), {"place": jnp.arange(5), **observed(0, 5)}
+        params, keys = agent.actor(state), jax.random.split(key, 5)
+        return state, agent.act(keys, params, (), obs, jnp.ones(5, bool), False).action
+
+    state, action = jax.eval_shape(act, key)
+    assert widths(state) == {5, 3 + beside(name)} and action.shape == (5, 2)
 
 
 @pytest.mark.parametrize("name", AGENTS)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from podium.types import Array, DiscreteSpec, EnvSpec, PyTree, Seen, Trajectory, is_spec
+from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, PyTree, Seen, Trajectory
 
 FLOOR = 1e-4
 """Deviation below which a feature counts as one that does not change."""
@@ -18,6 +19,8 @@ MEMORY = 2**20
 
 class RunningStats(NamedTuple):
     """Count, mean and sum of squared deviations of everything seen; `mean` and `m2` are pytrees.
+
+    Both have None for what is not to be normalised.
 
     `count` is the weight of what was seen: the number of rows up to `MEMORY` batches, and no more after them.
     """
@@ -43,19 +46,31 @@ def init_stats(example: PyTree) -> RunningStats:
     return RunningStats(jnp.zeros((), jnp.float32), zeros, zeros)
 
 
-def init_obs_stats(spec: EnvSpec) -> RunningStats:
+def init_obs_stats(spec: EnvSpec, *names: str) -> RunningStats:
     """Return empty statistics for the observations of an environment; of a `Seen` its `view` and `world`.
 
+    What is discrete becomes one-hot where a network sees nothing else: it has None for statistics where it is all that
+    there is, or all of a part called by one of these `names`.
+
     Raises:
-      ValueError: the observations are discrete.
+      ValueError: nothing else is left.
     """
-    leaves = jax.tree.leaves(_numbers(spec.obs))
-    if len(leaves) == 1 and isinstance(leaves[0], DiscreteSpec):
+
+    def begin(seen: PyTree) -> PyTree:
+        def zeros(path: Any, leaf: ArraySpec | DiscreteSpec) -> Array | None:
+            named = isinstance(seen, Mapping) and path[0].key in names
+            together = jax.tree.leaves(seen[path[0].key] if named else seen)
+            return None if len(together) == 1 and isinstance(leaf, DiscreteSpec) else leaf.zeros()
+
+        return jax.tree.map_with_path(zeros, seen)
+
+    numbers = _numbers(spec.obs)
+    zeros = tuple(map(begin, numbers)) if isinstance(spec.obs, Seen) else begin(numbers)
+    if not jax.tree.leaves(zeros):
         raise ValueError(
-            f"normalize_obs=True: the observations of {spec.name} are discrete and become one-hot; leave it out."
+            f"normalize_obs=True: the observations of {spec.name} are discrete and become one-hot; use False."
         )
-    zeros = lambda leaf: leaf.zeros()
-    return init_stats(jax.tree.map(zeros, _numbers(spec.obs), is_leaf=is_spec))
+    return init_stats(zeros)
 
 
 def _numbers(obs: PyTree) -> PyTree:
@@ -85,7 +100,9 @@ def update_stats(stats: RunningStats | None, batch: PyTree, valid: Array | None 
     kept = jnp.where(stats.count > count, count / jnp.maximum(stats.count, 1.0), 1.0)
     total = jnp.maximum(count + added, 1.0)
 
-    def merge(x: Array, mean: Array, m2: Array) -> tuple[Array, Array]:
+    def merge(x: Array, mean: Array | None, m2: Array | None) -> tuple[Array | None, Array | None]:
+        if mean is None or m2 is None:
+            return None, None
         weight = mask.reshape(leading + (1,) * (x.ndim - 2))
         x = x.astype(jnp.float32)
         batch_mean = jnp.sum(x * weight, axis=(0, 1)) / jnp.maximum(added, 1.0)
@@ -94,24 +111,24 @@ def update_stats(stats: RunningStats | None, batch: PyTree, valid: Array | None 
         new_mean = mean + shift * added / total
         return new_mean, m2 * kept + batch_m2 + jnp.square(shift) * count * added / total
 
-    leaves = jax.tree.leaves(batch)
-    unflatten: Any = jax.tree.structure(batch).unflatten  # type: ignore[attr-defined]
-    merged = [merge(*z) for z in zip(leaves, jax.tree.leaves(stats.mean), jax.tree.leaves(stats.m2), strict=True)]
+    structure: Any = jax.tree.structure(batch)
+    parts = (structure.flatten_up_to(tree) for tree in (batch, stats.mean, stats.m2))
+    merged = [merge(*part) for part in zip(*parts, strict=True)]
     means, m2s = ([pair[i] for pair in merged] for i in (0, 1))
-    return RunningStats(count + added, unflatten(means), unflatten(m2s))
+    return RunningStats(count + added, structure.unflatten(means), structure.unflatten(m2s))
 
 
 def normalize(stats: RunningStats | None, x: PyTree, limit: float = 10.0) -> PyTree:
     """Return (x - mean) / `RunningStats.scale`, clipped to +-limit, leaf by leaf; x itself where `stats` is None.
 
-    A feature that never changes, whose deviation is rounding noise, gives 0.
+    Leaves with None for statistics stay too. A feature that never changes, whose deviation is rounding noise, gives 0.
     """
     if stats is None:
         return x
     if isinstance(x, Seen):
         view, world = normalize(stats, _numbers(x), limit)
         return x._replace(view=view, world=world)
-    normal = lambda x, mean, scale: jnp.clip((x - mean) / scale, -limit, limit)
+    normal = lambda x, mean, scale: x if mean is None else jnp.clip((x - mean) / scale, -limit, limit)
     return jax.tree.map(normal, x, stats.mean, stats.scale())
 
 

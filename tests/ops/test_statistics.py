@@ -9,7 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podium.ops.statistics import RunningStats, init_stats, masked_mean, masked_means, normalize, update_stats
+from podium.ops.statistics import (
+    RunningStats,
+    init_obs_stats,
+    init_stats,
+    masked_mean,
+    masked_means,
+    normalize,
+    update_stats,
+)
+from podium.types import ArraySpec, DiscreteSpec, EnvSpec, Seen
 
 update = jax.jit(update_stats)
 
@@ -120,3 +129,33 @@ def test_masked_mean() -> None:
     assert float(masked_mean(x, jnp.array([[True, True], [False, True]]))) == 3.0
     assert float(masked_mean(x, jnp.zeros((2, 2), bool))) == 0.0
     assert float(masked_mean(x[0])) == 1.5
+
+
+def test_a_discrete_part_is_left_alone_where_a_network_sees_nothing_else() -> None:
+    place, speed = DiscreteSpec(5), ArraySpec((2,))
+    row = {"place": jnp.array([[4, 1]]), "speed": jnp.ones((1, 2, 2))}
+
+    def normal(obs: Any, row: Any, *names: str) -> Any:
+        stats = update_stats(init_obs_stats(EnvSpec("mixed", obs, DiscreteSpec(2)), *names), row)
+        return normalize(stats, row)
+
+    # As numbers, beside others, it is normalised.
+    both = normal({"place": place, "speed": speed}, row, "", "speed")
+    np.testing.assert_allclose(both["place"], [[1, -1]], rtol=1e-3)
+    np.testing.assert_array_equal(both["speed"], np.zeros((1, 2, 2)))
+    alone = normal({"place": place, "speed": speed}, row, "place", "")
+    seen = normal(Seen(place, None, speed), Seen(row["place"], None, row["speed"]))
+    for left, numbers in ((alone["place"], alone["speed"]), (seen.view, seen.world)):
+        np.testing.assert_array_equal(left, row["place"])
+        assert left.dtype == jnp.int32
+        np.testing.assert_array_equal(numbers, np.zeros((1, 2, 2)))
+
+
+@pytest.mark.parametrize(
+    "obs", [DiscreteSpec(5), Seen({"only": DiscreteSpec(5)}), Seen(DiscreteSpec(5), None)], ids=str
+)
+def test_where_nothing_is_left_to_normalise_it_is_said(obs: Any) -> None:
+    with pytest.raises(
+        ValueError, match="normalize_obs=True: the observations of mixed are discrete and become one-hot"
+    ):
+        init_obs_stats(EnvSpec("mixed", obs, DiscreteSpec(2)))
