@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
 
 from podium import networks
@@ -260,8 +261,6 @@ def test_dueling_advantages_have_mean_0() -> None:
 
 
 def nnx_network() -> Network:
-    from flax import nnx
-
     class Module(nnx.Module):
         def __init__(self, key: jax.Array, spec: EnvSpec):
             rngs = nnx.Rngs(key)
@@ -341,6 +340,51 @@ def test_an_nnx_module_serves_ppo() -> None:
     keys = jax.random.split(jax.random.key(1), B)
     output = agent.act(keys, agent.actor(state), agent.carry(SPEC, B), observations(SPEC.obs, B), firsts()[0], False)
     assert output.action.shape == (B,)
+
+
+KEPT: dict[str, Any] = {
+    "RngCount, RngKey": lambda rngs: nnx.Dropout(0.1, rngs=rngs),
+    "BatchStat": lambda rngs: nnx.BatchNorm(8, rngs=rngs),
+    "plain arrays": lambda rngs: jnp.ones(3),
+}
+
+
+@pytest.mark.parametrize("kinds", KEPT)
+def test_an_nnx_module_that_keeps_more_than_parameters_is_refused(kinds: str) -> None:
+    class Module(nnx.Module):
+        def __init__(self, key: jax.Array, spec: EnvSpec):
+            self.linear = nnx.Linear(3, 8, rngs=nnx.Rngs(key))
+            self.more = KEPT[kinds](nnx.Rngs(key))
+
+    with pytest.raises(
+        ValueError, match=f"Module keeps {kinds} beside nnx.Param, which nothing would update; use Layer"
+    ):
+        from_nnx(Module).init(jax.random.key(0), SPEC)
+
+
+def test_nothing_traced_stays_in_a_network_of_an_nnx_module() -> None:
+    agent = ppo.make(network=nnx_network())
+    with jax.checking_leaks():
+        jax.eval_shape(lambda key: agent.init(key, SPEC), jax.random.key(0))
+
+
+def test_one_network_of_an_nnx_module_serves_two_environments() -> None:
+    class Module(nnx.Module):
+        def __init__(self, key: jax.Array, spec: EnvSpec):
+            self.scale = float(spec.obs.high)
+            self.linear = nnx.Linear(3, 4, kernel_init=lambda *x: jnp.ones(x[1]), rngs=nnx.Rngs(key))
+
+        def __call__(self, obs: jax.Array, leading: int) -> jax.Array:
+            return self.linear(obs / self.scale)
+
+    network, obs, first = from_nnx(Module), jnp.ones((B, 3)), jnp.zeros(B, bool)
+    specs = [EnvSpec("test", ArraySpec((3,), high=high), DiscreteSpec(4)) for high in (1.0, 3.0)]
+    params = [network.init(jax.random.key(0), spec) for spec in specs]
+    for each, value in zip(params, (3.0, 1.0), strict=True):
+        np.testing.assert_allclose(jax.jit(network.unroll)(each, (), obs, first), value, rtol=1e-5)
+    # Made anew, as when a run goes on, they fit what was there.
+    again = network.init(jax.random.key(1), specs[0])
+    assert jax.tree.structure(again) == jax.tree.structure(params[0]) != jax.tree.structure(params[1])
 
 
 @pytest.mark.parametrize("make", [actor_critic, q_network])
