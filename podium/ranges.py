@@ -73,6 +73,7 @@ def _is_real(value: Any) -> bool:
 _RULES = {
     "flags": _Rule(lambda x: isinstance(x, bool | np.bool_), "True or False", traced=False),
     "counts": _Rule(lambda x: is_integer(x, 1), "an integer of 1 or more", traced=False),
+    "several": _Rule(lambda x: is_integer(x, 2), "an integer of 2 or more", traced=False),
     "naturals": _Rule(lambda x: is_integer(x, 0), "an integer of 0 or more", traced=False),
     "sizes": _Rule(lambda x: _is_real(x) and 0 <= x < math.inf, "finite and 0 or more", traced=False),
     "ratios": _Rule(lambda x: _is_real(x) and 0 < x < math.inf, "finite and greater than 0", traced=False),
@@ -144,10 +145,7 @@ def check_atoms(config: Any, low: str, high: str, number: str) -> None:
     Raises:
       ValueError: there are less than two, or the ends are not finite and in order.
     """
-    count, usual = getattr(config, number), getattr(type(config), number)
-    check_fields(config, counts=(number,))
-    if count < 2:
-        raise ValueError(f"{number}={count!r} must be an integer of 2 or more; {usual} is usual.")
+    check_value(number, getattr(config, number), "several", f"{getattr(type(config), number)} is usual")
     ends = least, largest = getattr(config, low), getattr(config, high)
     known = not any(map(is_traced, ends))
     if known and not (all(map(_is_real, ends)) and -math.inf < least < largest < math.inf):
@@ -158,9 +156,9 @@ def check_atoms(config: Any, low: str, high: str, number: str) -> None:
 
 
 def check_value(name: str, value: Any, rule: str, remedy: str) -> None:
-    """Refuse a value that breaks a rule: an argument of `check_fields` by name, or "sizes" (0 or more) and "ratios".
+    """Refuse a value that breaks a rule: an argument of `check_fields` by name, or "several", "sizes" or "ratios".
 
-    The last two are numbers, not negative or above 0, that cannot be traced.
+    The first of these are integers of 2 or more; the others numbers, not negative or above 0, that cannot be traced.
 
     >>> check_value("gamma", 1.5, "fractions", "0.99 is usual")
     Traceback (most recent call last):

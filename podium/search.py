@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from podium.ops.distributions import Categorical
-from podium.ranges import check_choice, check_fields
+from podium.ranges import check_choice, check_fields, check_value
 from podium.types import Array, Key, PyTree
 
 
@@ -90,8 +90,8 @@ def make_search(config: SearchConfig, expand: Expand, rescale_values: bool, agen
         positive=("dirichlet_alpha",),
         fractions=("dirichlet_fraction",),
         naturals=("num_simulations",),
-        counts=("max_considered_actions",),
     )
+    check_value("max_considered_actions", config.max_considered_actions, "several", "16 is usual")
     check_choice("search", config.search, ("gumbel", "puct"))
     if not config.num_simulations:
         return _by_network

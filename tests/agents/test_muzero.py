@@ -351,7 +351,7 @@ def test_a_resumed_run_is_the_same_and_loads_by_name(tmp_path: Any) -> None:
     [
         (lambda: agent(search="mcts"), "search='mcts'"),
         (lambda: agent(num_simulations=-1), "num_simulations=-1"),
-        (lambda: agent(max_considered_actions=0), "max_considered_actions=0"),
+        (lambda: agent(max_considered_actions=1), "max_considered_actions=1 must be an integer of 2 or more"),
         (lambda: agent(dirichlet_alpha=0.0), "dirichlet_alpha=0.0"),
         (lambda: agent(dirichlet_fraction=1.5), "dirichlet_fraction=1.5"),
         (lambda: agent(unroll_steps=0), "unroll_steps=0"),
