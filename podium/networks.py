@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 from podium import noisy
 from podium.agent import ActOutput
 from podium.ops import returns
-from podium.ops.bounds import Bounds
+from podium.ops.bounds import Bounds, check_floats, check_vector
 from podium.ops.distributions import Categorical, DiagGaussian, Policy, TanhNormal
 from podium.ranges import check_choice, check_value
 from podium.seen import only_legal, view_of, world_of
@@ -291,17 +291,13 @@ def init_policy(key: Key, inputs: int, spec: EnvSpec, squash: bool = False) -> P
     With `squash`, the bounds of actions are among them; nothing learns these.
 
     Raises:
-      ValueError: continuous actions are no vector (A,); with `squash`, they are discrete or have no bounds.
+      ValueError: continuous actions are no vector (A,) of floats; with `squash`, they are discrete or have no bounds.
     """
     bounds = {"bounds": Bounds.of(spec, "squash=True needs", "leave squash out")} if squash else {}
     check_one_action(spec)
     if isinstance(spec.action, DiscreteSpec):
         return init_linear(key, inputs, spec.action.num_values, 0.01)
-    if len(spec.action.shape) != 1:
-        raise ValueError(
-            f"the actions of {spec.name} have shape {spec.action.shape}; policies here need a vector (A,); "
-            "reshape them in the environment."
-        )
+    check_vector(spec, "a policy here needs")
     size = spec.action.shape[0]
     return {**init_linear(key, inputs, size, 0.01), "log_std": jnp.zeros(size, jnp.float32), **bounds}
 
@@ -317,6 +313,7 @@ def check_one_action(spec: EnvSpec) -> None:
 
 def num_actions(spec: EnvSpec, what: str) -> int:
     """Return how many actions there are; raise ValueError where they are no one discrete choice, which `what` need."""
+    check_floats(spec)
     if not isinstance(spec.action, DiscreteSpec):
         raise ValueError(f"the actions of {spec.name} are continuous; {what} need discrete ones; use ppo or sac.")
     check_one_action(spec)

@@ -419,5 +419,8 @@ def test_sizes_that_are_no_integers_are_named(size: Any) -> None:
 def test_actions_that_do_not_fit_are_named() -> None:
     with pytest.raises(ValueError, match=r"actions of test have shape \(2, 2\)"):
         actor_critic((8,)).init(jax.random.key(0), EnvSpec("test", ArraySpec((3,)), ArraySpec((2, 2))))
+    for make in (actor_critic, q_network):
+        with pytest.raises(ValueError, match="actions of test are int32 in a box, and an agent chooses one index or"):
+            make((8,)).init(jax.random.key(0), EnvSpec("test", ArraySpec((3,)), ArraySpec((2,), np.int32, 0, 10)))
     with pytest.raises(ValueError, match="actions of test are continuous"):
         q_network((8,)).init(jax.random.key(0), EnvSpec("test", ArraySpec((3,)), ArraySpec((2,))))

@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 import jax.numpy as jnp
 import numpy as np
 
-from podium.types import Array, DiscreteSpec, EnvSpec
+from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec
 
 
 class Bounds(NamedTuple):
@@ -30,16 +30,12 @@ class Bounds(NamedTuple):
           instead: what else to do, for a sentence: "use ppo".
 
         Raises:
-          ValueError: the actions are discrete, no vector (A,), or a side of them has no bound.
+          ValueError: the actions are discrete, no vector (A,) of floats, or a side of them has no bound.
         """
         action, bounded = spec.action, "continuous actions, a vector (A,) within finite bounds"
         if isinstance(action, DiscreteSpec):
             raise ValueError(f"the actions of {spec.name} are discrete, but {needs} {bounded}; {instead}.")
-        if len(action.shape) != 1:
-            raise ValueError(
-                f"the actions of {spec.name} have shape {action.shape}, but {needs} {bounded}; reshape them in the "
-                f"environment, or {instead}."
-            )
+        check_vector(spec, needs)
         low, high = (np.broadcast_to(np.asarray(side, np.float32), action.shape) for side in (action.low, action.high))
         if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
             raise ValueError(
@@ -61,3 +57,22 @@ class Bounds(NamedTuple):
         """Return actions [..., A] in [-1, 1], of those in the environment's units: undo `to_env`."""
         middle, half = 0.5 * (self.high + self.low), 0.5 * (self.high - self.low)
         return (action - middle) / half
+
+
+def check_vector(spec: EnvSpec, needs: str) -> None:
+    """Raise ValueError where actions in a box are no vector (A,) of floats, which `needs` says who needs."""
+    check_floats(spec)
+    if len(spec.action.shape) != 1:
+        raise ValueError(
+            f"the actions of {spec.name} have shape {spec.action.shape}, but {needs} a vector (A,); reshape them in "
+            "the environment."
+        )
+
+
+def check_floats(spec: EnvSpec) -> None:
+    """Raise ValueError for a box of integers, which no policy draws."""
+    if isinstance(spec.action, ArraySpec) and not jnp.issubdtype(spec.action.dtype, jnp.floating):
+        raise ValueError(
+            f"the actions of {spec.name} are {np.dtype(spec.action.dtype).name} in a box, and an agent chooses one "
+            "index or floats; number them all by a DiscreteSpec, or let the environment take floats and round them."
+        )

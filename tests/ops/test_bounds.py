@@ -32,7 +32,11 @@ def test_there_and_back_and_never_outside() -> None:
     ("action", "words"),
     [
         (DiscreteSpec(3), "the actions of test are discrete, but this needs continuous actions"),
-        (ArraySpec((2, 3), low=-1, high=1), "the actions of test have shape (2, 3), but this needs"),
+        (ArraySpec((2, 3), low=-1, high=1), "have shape (2, 3), but this needs a vector (A,); reshape them in the env"),
+        (
+            ArraySpec((2,), np.int32, 0, 10),
+            "the actions of test are int32 in a box, and an agent chooses one index or",
+        ),
         (ArraySpec((2,)), "lie between low=[-inf, -inf] and high=[inf, inf], but this needs"),
         (ArraySpec((2,), low=-1, high=[1, np.inf]), "lie between low=[-1.0, -1.0] and high=[1.0, inf]"),
         (ArraySpec((1,), low=1, high=1), "low below high; say them in the environment's ArraySpec, or do that."),
