@@ -99,7 +99,7 @@ def make(config: Config = Config(), model: Env | None = None, network: Network |
     _check(config)
     if model is None:
         raise ValueError("alphazero searches by the rules of a game: give model, such as the environment itself.")
-    network = networks.brought_or(network, config.network)
+    network = networks.brought_or(network, config.network, wanted=networks.ACTOR_CRITIC)
     if network.recurrent:
         raise ValueError("network has memory, and positions of a search have no past; use memory='none'.")
     search = make_search(config, _expansion(config, model, network), rescale_values=False, agent="alphazero")

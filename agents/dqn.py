@@ -19,7 +19,7 @@ import optax
 
 from podium import replay
 from podium.agent import ActOutput, Agent, Aux, Plan, Replay
-from podium.networks import Network, brought_or, num_actions, policy_mask, q_network
+from podium.networks import Network, brought_or, num_actions, policy_mask, q_network, values_of_actions
 from podium.ops import action_values, optimizers
 from podium.ops.counts import Count
 from podium.ops.statistics import count_valid, masked_means
@@ -233,7 +233,7 @@ def make(
         buffer = config.buffer()
     if config.samples_per_insert:
         buffer = buffer._replace(samples_per_insert=config.samples_per_insert)
-    network = brought_or(network, config.network)
+    network = brought_or(network, config.network, wanted=values_of_actions() if mean is as_they_are else None)
     if network.recurrent:
         raise ValueError("network has memory, but single steps are replayed; pass one without, or use r2d2.")
     clip = optax.clip_by_global_norm(config.max_grad_norm) if is_on(config.max_grad_norm) else optax.identity()

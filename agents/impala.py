@@ -146,7 +146,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
       ValueError: for a field out of range.
     """
     _check(config)
-    network = networks.brought_or(network, config.network)
+    network = networks.brought_or(network, config.network, wanted=networks.ACTOR_CRITIC)
     optimizer = optimizers.make(config.optimizer, config.optimizer_eps, config.max_grad_norm, config.rmsprop_decay)
 
     def init(key: Key, spec: EnvSpec) -> State:

@@ -183,7 +183,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
       ValueError: for a field out of range; from `init`, for `normalize_obs` with discrete observations.
     """
     _check(config)
-    network = networks.brought_or(network, config.network)
+    network = networks.brought_or(network, config.network, wanted=networks.ACTOR_CRITIC)
     optimizer = optimizers.make("adam", config.adam_eps, config.max_grad_norm)
 
     def init(key: Key, spec: EnvSpec) -> State:

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import optax
 
 from podium.agent import ActOutput, Agent, Aux, Plan
-from podium.networks import Network, brought_or, num_actions, policy_mask, q_network
+from podium.networks import Network, brought_or, num_actions, policy_mask, q_network, values_of_actions
 from podium.ops import action_values, optimizers, returns, statistics
 from podium.ops.counts import Count
 from podium.ops.statistics import RunningStats, count_rows, masked_means
@@ -162,7 +162,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         observations.
     """
     _check(config)
-    network = brought_or(network, config.network)
+    network = brought_or(network, config.network, wanted=values_of_actions())
     optimizer = optimizers.make("radam", config.optimizer_eps, config.max_grad_norm)
 
     def init(key: Key, spec: EnvSpec) -> State:

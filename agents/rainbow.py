@@ -23,7 +23,7 @@ import optax
 from podium import noisy
 from podium.agent import ActOutput, Agent, Aux
 from podium.agents import dqn
-from podium.networks import Network, q_network
+from podium.networks import Network, brought_or, q_network, values_of_actions
 from podium.ops import categorical
 from podium.ops.action_values import select_atoms
 from podium.ops.categorical import Support
@@ -165,6 +165,7 @@ def make(
     _check(config)
     again = functools.partial(make, network=network, loss=loss)
     head = HEADS[config.head](config)
+    network = brought_or(network, config.network, wanted=values_of_actions(head.num_atoms))
     base = dqn.make(config, network, loss or head.loss, mean=head.mean)
 
     def act(keys: Key, params: dqn.Params, memory: PyTree, obs: PyTree, first: Array, greedy: bool) -> ActOutput:

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from podium.agent import ActOutput, Agent, Aux, Plan
-from podium.continuous import gaussian_policy, predictive_critic, seeing
+from podium.continuous import JUDGEMENT, STOCHASTIC, gaussian_policy, predictive_critic, seeing
 from podium.networks import Network, brought_or
 from podium.ops import optimizers, returns, statistics
 from podium.ops.bounds import Bounds
@@ -216,8 +216,8 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
     again = functools.partial(make, policy=policy, critic=critic)
     histogram = Histogram(config.value_min, config.value_max, config.num_bins)
     sizes = config.hidden_sizes, config.activation, config.dtype
-    policy = brought_or(policy, lambda: gaussian_policy(*sizes, layer_norm=True, log_std=0.0), "policy")
-    critic = brought_or(critic, lambda: predictive_critic(histogram, *sizes), "critic")
+    policy = brought_or(policy, lambda: gaussian_policy(*sizes, layer_norm=True, log_std=0.0), "policy", STOCHASTIC)
+    critic = brought_or(critic, lambda: predictive_critic(histogram, *sizes), "critic", JUDGEMENT)
     policy, critic = seeing(policy, critic, config.actor_obs, config.critic_obs)
     adam = optimizers.make("adam", config.adam_eps, config.max_grad_norm)
 

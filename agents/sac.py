@@ -24,7 +24,7 @@ import optax
 
 from podium import replay
 from podium.agent import ActOutput, Agent, Aux, Plan
-from podium.continuous import Params, critic_ensemble, gaussian_policy, random_actions, seeing
+from podium.continuous import ENSEMBLE, STOCHASTIC, Params, critic_ensemble, gaussian_policy, random_actions, seeing
 from podium.networks import Network, brought_or
 from podium.ops import optimizers, statistics
 from podium.ops.bounds import Bounds
@@ -177,8 +177,8 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
         gamma=config.gamma,
     )._replace(updates_per_step=config.updates_per_step)
     sizes = config.hidden_sizes, config.activation, config.dtype
-    policy = brought_or(policy, lambda: gaussian_policy(*sizes), "policy")
-    critic = brought_or(critic, lambda: critic_ensemble(config.num_critics, *sizes), "critic")
+    policy = brought_or(policy, lambda: gaussian_policy(*sizes), "policy", STOCHASTIC)
+    critic = brought_or(critic, lambda: critic_ensemble(config.num_critics, *sizes), "critic", ENSEMBLE)
     policy, critic = seeing(policy, critic, config.actor_obs, config.critic_obs)
     adam = optimizers.make("adam", config.adam_eps, config.max_grad_norm)
     unbounded_adam = optimizers.make("adam", config.adam_eps)

@@ -23,7 +23,15 @@ import optax
 
 from podium import replay
 from podium.agent import ActOutput, Agent, Aux, Plan
-from podium.continuous import Params, critic_ensemble, deterministic_policy, random_actions, seeing
+from podium.continuous import (
+    DETERMINISTIC,
+    ENSEMBLE,
+    Params,
+    critic_ensemble,
+    deterministic_policy,
+    random_actions,
+    seeing,
+)
 from podium.networks import Network, brought_or
 from podium.ops import optimizers, statistics
 from podium.ops.bounds import Bounds
@@ -163,8 +171,8 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
         gamma=config.gamma,
     )._replace(updates_per_step=config.updates_per_step)
     sizes = config.hidden_sizes, config.activation, config.dtype
-    policy = brought_or(policy, lambda: deterministic_policy(*sizes), "policy")
-    critic = brought_or(critic, lambda: critic_ensemble(config.num_critics, *sizes), "critic")
+    policy = brought_or(policy, lambda: deterministic_policy(*sizes), "policy", DETERMINISTIC)
+    critic = brought_or(critic, lambda: critic_ensemble(config.num_critics, *sizes), "critic", ENSEMBLE)
     policy, critic = seeing(policy, critic, config.actor_obs, config.critic_obs)
     adam = optimizers.make("adam", config.adam_eps, config.max_grad_norm)
     rates = Parts(config.learning_rate, config.critic_learning_rate)

@@ -15,7 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podium.networks import Network, Unroll, apply_linear, apply_value, network_seeing, sum_once
+from podium.networks import (
+    ROWS,
+    Network,
+    Unroll,
+    Wanted,
+    apply_linear,
+    apply_value,
+    network_seeing,
+    shape_of,
+    sum_once,
+)
 from podium.ops.bounds import Bounds
 from podium.ops.distributions import TanhNormal
 from podium.ops.histogram import Histogram
@@ -178,6 +188,26 @@ def seeing(policy: Network, critic: Network, actor_obs: str, critic_obs: str) ->
     return network_seeing(policy, actor_obs, "actor_obs"), sees
 
 
+STOCHASTIC = Wanted(
+    f"a TanhNormal of actions [{ROWS}, A], as continuous.gaussian_policy does",
+    lambda output, spec: isinstance(output, TanhNormal) and shape_of(output.mean) == (ROWS, *spec.action.shape),
+)
+"""What agents need of a policy that explores by itself."""
+
+DETERMINISTIC = Wanted(
+    f"actions [{ROWS}, A], as continuous.deterministic_policy does",
+    lambda output, spec: shape_of(output) == (ROWS, *spec.action.shape),
+)
+"""What agents need of a policy that they add noise to."""
+
+ENSEMBLE = Wanted(
+    f"values [E, {ROWS}], as continuous.critic_ensemble does",
+    lambda output, spec: len(shape_of(output)) == 2 and shape_of(output)[1] == ROWS,
+    with_action=True,
+)
+"""What agents need of critics, the smallest value of which counts."""
+
+
 class Judgement(NamedTuple):
     """Output of `predictive_critic`, of states and actions: `logits` [..., Z] of a histogram of values.
 
@@ -187,6 +217,14 @@ class Judgement(NamedTuple):
     logits: Array
     features: Array
     prediction: Array
+
+
+JUDGEMENT = Wanted(
+    "a Judgement, as continuous.predictive_critic does",
+    lambda output, spec: isinstance(output, Judgement),
+    with_action=True,
+)
+"""What agents need of a critic whose values are a histogram."""
 
 
 def predictive_critic(

@@ -63,8 +63,30 @@ class Network(NamedTuple):
     policy_mask: Callable[[PyTree], PyTree] = lambda params: True
 
 
-def brought_or(network: Network | None, make: Callable[[], Network], name: str = "network") -> Network:
+ROWS = 3
+"""For so many observations a network that is brought is asked what it gives."""
+
+
+class Wanted(NamedTuple):
+    """What an agent needs a network to give for observations [ROWS, ...].
+
+    Attributes:
+      words: that say so, behind "must give".
+      fits: `(output, spec) -> bool`, of shapes in place of arrays, and the spec that the network's `init` is given.
+      with_action: whether the network's `obs` are pairs `(obs, action)`.
+    """
+
+    words: str
+    fits: Callable[[Any, EnvSpec], bool]
+    with_action: bool = False
+
+
+def brought_or(
+    network: Network | None, make: Callable[[], Network], name: str = "network", wanted: Wanted | None = None
+) -> Network:
     """Return the network that a user brings to an agent as the argument `name`, or what `make` returns if that is None.
+
+    The `init` of one that is brought raises ValueError where it does not give what is `wanted`.
 
     Raises:
       ValueError: it is no `Network`.
@@ -76,7 +98,36 @@ def brought_or(network: Network | None, make: Callable[[], Network], name: str =
             f"{name}={reprlib.repr(network)} is no Network; leave it out for one of Config, or make one, as "
             "functions of podium.networks and podium.continuous do; networks.from_nnx makes one of a flax module."
         )
-    return network
+    return network if wanted is None else network._replace(init=functools.partial(_checked_init, network, name, wanted))
+
+
+def _checked_init(network: Network, name: str, wanted: Wanted, key: Key, spec: EnvSpec) -> PyTree:
+    def give(params: PyTree) -> Any:
+        obs = jax.tree.map(lambda leaf: leaf.zeros(ROWS), spec.obs)
+        inputs = (obs, spec.action.zeros(ROWS)) if wanted.with_action else obs
+        return network.apply(params, network.carry(ROWS), inputs, jnp.zeros(ROWS, bool))[0]
+
+    params = network.init(key, spec)
+    output = jax.eval_shape(give, params)
+    if not wanted.fits(output, spec):
+        raise ValueError(
+            f"{name} gives {_form(output)} for {ROWS} observations of {spec.name}, but must give {wanted.words}."
+        )
+    return params
+
+
+def _form(output: Any) -> str:
+    """Say what a network's output is, by types and shapes."""
+    if isinstance(output, jax.ShapeDtypeStruct):
+        return f"{output.dtype.name}{list(output.shape)}"
+    parts = {field: getattr(output, field) for field in getattr(output, "_fields", ())}
+    fields = ", ".join(f"{field}={_form(part)}" for field, part in parts.items() if part is not None)
+    return f"{type(output).__name__}({fields})" if parts else type(output).__name__
+
+
+def shape_of(output: Any) -> tuple[int, ...]:
+    """Return the shape of a network's output, for `Wanted.fits`; () where it is no array."""
+    return output.shape if isinstance(output, jax.ShapeDtypeStruct) else ()
 
 
 _batch_mesh: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("batch_mesh", default=None)
@@ -217,6 +268,23 @@ class ActorCritic(NamedTuple):
     policy: Policy
     value: Array
     bounds: Bounds | None = None
+
+
+ACTOR_CRITIC = Wanted(
+    f"an ActorCritic with one value each, [{ROWS}], as networks.actor_critic does",
+    lambda output, spec: isinstance(output, ActorCritic) and shape_of(output.value) == (ROWS,),
+)
+"""What agents with an actor and a critic need."""
+
+
+def values_of_actions(num_atoms: int | None = None) -> Wanted:
+    """Return what agents need that act by the best value: values, or so many atoms of each value's distribution."""
+    atoms = () if num_atoms is None else (num_atoms,)
+    shape = ", ".join(map(str, (ROWS, "number of actions", *atoms)))
+    return Wanted(
+        f"action values [{shape}], as networks.q_network does",
+        lambda output, spec: shape_of(output) == (ROWS, num_actions(spec, "action values"), *atoms),
+    )
 
 
 class GRU(nn.Module):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 import podium
-from podium import multi, testing
+from podium import continuous, multi, networks, testing
 from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo, sac, td3
+from podium.ops.histogram import Histogram
 from podium.types import DiscreteSpec
 
 CONTINUOUS: dict[str, Any] = {"batch_size": 16, "buffer_capacity": 512, "min_replay_size": 64, "hidden_sizes": (16,)}
@@ -102,6 +104,36 @@ def test_what_is_no_network_is_refused_by_all_that_take_one(name: str, argument:
     more = {"model": testing.probe_termination()} if name == "alphazero" else {}
     with pytest.raises(ValueError, match=rf"^{argument}='mlp' is no Network; leave it out .* networks\.from_nnx makes"):
         make(**{argument: "mlp"}, **more)
+
+
+VALUES, ACTOR_CRITIC = networks.q_network((4,)), networks.actor_critic((4,))
+COLUMN = ACTOR_CRITIC._replace(apply=lambda *x: jax.tree.map(lambda x: x[:, None], ACTOR_CRITIC.apply(*x)))
+HISTOGRAM = Histogram(-1.0, 1.0, 3)
+MISFITS: list[tuple[str, str, networks.Network, str]] = [
+    *((name, "network", VALUES, "an ActorCritic with one value each") for name in ("ppo", "a2c", "impala")),
+    *((name, "network", ACTOR_CRITIC, "action values") for name in ("dqn", "apex", "pqn", "rainbow")),
+    ("ppo", "network", COLUMN, "an ActorCritic with one value each"),
+    ("rainbow", "network", VALUES, r"action values \[3, number of actions, 51\]"),
+    ("r2d2", "network", networks.actor_critic((4,), memory="gru"), "action values"),
+    ("sac", "policy", continuous.deterministic_policy((4,)), "a TanhNormal"),
+    ("reppo", "policy", ACTOR_CRITIC, "a TanhNormal"),
+    ("td3", "policy", continuous.gaussian_policy((4,)), "actions"),
+    ("sac", "critic", continuous.predictive_critic(HISTOGRAM, (4,)), "values"),
+    ("td3", "critic", continuous.predictive_critic(HISTOGRAM, (4,)), "values"),
+    ("reppo", "critic", continuous.critic_ensemble(2, (4,)), "a Judgement"),
+]
+
+
+@pytest.mark.parametrize(("name", "argument", "network", "words"), MISFITS)
+def test_a_network_of_another_kind_is_refused_before_any_compile(
+    name: str, argument: str, network: networks.Network, words: str
+) -> None:
+    agent = getattr(podium.agents, name).make(**{argument: network})
+    spec = testing.probe_termination(continuous=name in BOUNDED).spec
+    with pytest.raises(
+        ValueError, match=rf"^{argument} gives .* for 3 observations of {spec.name}, but must give {words}"
+    ):
+        jax.eval_shape(lambda key: agent.init(key, spec), jax.random.key(0))
 
 
 @pytest.mark.parametrize("name", sorted(set(AGENTS) - NIGHTLY))
