@@ -272,7 +272,7 @@ class ActorCritic(NamedTuple):
 
 ACTOR_CRITIC = Wanted(
     f"an ActorCritic with one value each, [{ROWS}], as networks.actor_critic does",
-    lambda output, spec: isinstance(output, ActorCritic) and shape_of(output.value) == (ROWS,),
+    lambda output, spec: all(hasattr(output, x) for x in ActorCritic._fields) and shape_of(output.value) == (ROWS,),
 )
 """What agents with an actor and a critic need."""
 
