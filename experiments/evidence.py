@@ -237,9 +237,9 @@ ROWS: tuple[Row, ...] = (
     Row("dqn", "podium/Catch", "catch", published=_optimum(1)),
     Row("dqn", "Breakout-MinAtar", "breakout-minatar", remark=_BESIDE_RAINBOW),
     Row("dqn", "Asterix-MinAtar", "asterix-minatar", remark=_BESIDE_RAINBOW),
-    Row("dqn", "Freeway-MinAtar", "freeway-minatar", remark=_DQN_MINATAR),
-    Row("dqn", "SpaceInvaders-MinAtar", "space-invaders-minatar", remark=_DQN_MINATAR),
-    Row("dqn", "Seaquest-MinAtar", "seaquest-minatar", remark=_DQN_MINATAR),
+    Row("dqn", "Freeway-MinAtar", "freeway-minatar", together=False, remark=_DQN_MINATAR),
+    Row("dqn", "SpaceInvaders-MinAtar", "space-invaders-minatar", together=False, remark=_DQN_MINATAR),
+    Row("dqn", "Seaquest-MinAtar", "seaquest-minatar", together=False, remark=_DQN_MINATAR),
     Row("rainbow", "CartPole-v1", "cartpole", published=_optimum(500), seeds=8),
     Row(
         *("rainbow", "Breakout-MinAtar", "breakout-minatar"),
