@@ -76,6 +76,32 @@ def test_what_each_platform_is_given(platform: str, outputs: int, convolutions: 
     assert text.count("stablehlo.dot_general") == products
 
 
+@pytest.mark.parametrize("apart", [(True, True), (False, True), (True, False)], ids=str)
+def test_several_kernels_are_taken_in_turn_on_a_cpu_and_give_what_each_gives_alone(apart: tuple[bool, bool]) -> None:
+    shapes = (2, 9, 9, 3), (4, 4, 3, 5)
+    keys = jax.random.split(jax.random.key(0))
+    arrays = [
+        jax.random.normal(key, (3, *shape) if each else shape)
+        for key, shape, each in zip(keys, shapes, apart, strict=True)
+    ]
+
+    def loss(x: Any, kernel: Any) -> Any:
+        return jnp.sum(jnp.sin(vision.convolve(x, kernel, 2, 1)))
+
+    both = jax.value_and_grad(loss, (0, 1))
+    axes = tuple(0 if each else None for each in apart)
+    together = jax.jit(jax.vmap(both, axes))
+    for i in range(3):
+        alone = both(*(array[i] if each else array for array, each in zip(arrays, apart, strict=True)))
+        assert_close(jax.tree.map(lambda x: x[i], together(*arrays)), alone)  # noqa: B023
+    again = [array[None] if each else array for array, each in zip(arrays, apart, strict=True)]
+    twice = jax.vmap(jax.vmap(both, axes), axes)(*again)
+    assert_close(jax.tree.map(lambda x: x[0], twice), together(*arrays))
+    text = together.trace(*arrays).lower(lowering_platforms=("cpu",)).as_text()
+    assert "group_count = 3" not in text
+    assert ("stablehlo.while" in text) == apart[1]
+
+
 def test_a_stride_that_does_not_divide_the_kernel_is_refused() -> None:
     with pytest.raises(ValueError, match="stride=2 must divide the kernel's size of 3"):
         vision.convolve(jnp.zeros((1, 8, 8, 1)), jnp.zeros((3, 3, 1, 1)), 2)
