@@ -446,8 +446,8 @@ def actor_critic(
     cell = make_cell(memory, memory_size)
     if shared and (separate or actor_obs != critic_obs):
         raise ValueError(
-            f"actor_obs={actor_obs!r} and critic_obs={critic_obs!r} differ, but in agents that search policy and value "
-            "share what sees; use the same part for both."
+            f"actor_obs={actor_obs!r} and critic_obs={critic_obs!r} differ, but in agents that search, policy and "
+            "value share what sees; use the same part for both."
         )
     policy_sees = seeing(encoder, actor_obs, "actor_obs")
     if separate or actor_obs != critic_obs or (cell is None and not encoder.shared and not shared):
