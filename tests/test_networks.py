@@ -90,7 +90,9 @@ def test_an_array_of_integers_is_several_one_hots_unless_they_are_numbers() -> N
 
 
 @pytest.mark.parametrize(
-    "agent", [ppo.make(), dqn.make(), pqn.make(), sac.make(), muzero.make()], ids=lambda agent: agent.name
+    "agent",
+    [ppo.make(), dqn.make(), pqn.make(), sac.make(), muzero.make(muzero.Config(num_simulations=0))],
+    ids=lambda agent: agent.name,
 )
 def test_agents_act_on_an_array_of_integers(agent: Agent) -> None:
     action = ACTIONS["box" if agent.name == "sac" else "discrete"]
