@@ -1,7 +1,7 @@
 """Convolutional torsos for frames, and a convolution whose gradient is fast on CPU as well.
 
-Frames are [N, H, W, C]; bytes stay bytes until a torso divides them by 255. Torsos end in a flat vector: dense layers
-follow in `podium.torsos`. Layers are initialised orthogonally with a gain of sqrt(2), in float32, whatever they
+Frames are [N, H, W, C]; bytes stay bytes until a convolution divides them by 255. Torsos end in a flat vector: dense
+layers follow in `podium.torsos`. Layers are initialised orthogonally with a gain of sqrt(2), in float32, whatever they
 compute in. With `layer_norm` the channels of every pixel are normalised after each convolution (Ba et al. 2016).
 """
 
@@ -22,7 +22,7 @@ def lax_convolve(x: Array, kernel: Array, stride: int = 1, padding: int = 0) -> 
     """Do what `convolve` does, with the gradient of `jax.lax` on every platform."""
     if kernel.shape[0] % stride:
         raise ValueError(f"stride={stride} must divide the kernel's size of {kernel.shape[0]}.")
-    sides = [(padding, padding)] * 2
+    sides, x = [(padding, padding)] * 2, unit_interval(x, kernel.dtype)
     return jax.lax.conv_general_dilated(x, kernel, (stride, stride), sides, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
@@ -38,7 +38,7 @@ def convolve(x: Array, kernel: Array, stride: int = 1, padding: int = 0) -> Arra
     program, are taken one after another. Only reverse-mode derivatives are defined.
 
     Args:
-      x: [N, H, W, C].
+      x: [N, H, W, C], in the kernel's dtype, or bytes, of which `unit_interval` is convolved.
       kernel: [K, K, C, O]; the stride divides K.
       stride: in both directions.
       padding: zeros on each side.
@@ -76,17 +76,10 @@ def _save(x: Array, kernel: Array, stride: int, padding: int) -> tuple[Array, tu
     return convolve(x, kernel, stride, padding), (x, kernel)
 
 
-def _gradient(stride: int, padding: int, saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+def _gradient(stride: int, padding: int, saved: tuple[Array, Array], gradient: Array) -> tuple[Array | None, Array]:
     """Return gradients of frames and kernel, apart, so that either is left out where nothing needs it."""
+    by_x = _frames_gradient(*saved, gradient, stride, padding) if jnp.issubdtype(saved[0].dtype, jnp.floating) else None
     sizes = stride, padding
-    by_x = jax.lax.platform_dependent(
-        *saved,
-        gradient,
-        cpu=_kernels_in_turn(
-            lambda x, kernel, y: jax.linear_transpose(lambda x: _sum_taps(x, kernel, *sizes), x)(y)[0]
-        ),
-        default=lambda x, kernel, y: jax.vjp(lambda x: lax_convolve(x, kernel, *sizes), x)[1](y)[0],
-    )
     by_kernel = jax.lax.platform_dependent(
         *saved,
         gradient,
@@ -99,8 +92,26 @@ def _gradient(stride: int, padding: int, saved: tuple[Array, Array], gradient: A
 convolve.defvjp(_save, _gradient)
 
 
+def _frames_gradient(x: Array, kernel: Array, gradient: Array, stride: int, padding: int) -> Array:
+    sizes = stride, padding
+    by_x: Array = jax.lax.platform_dependent(
+        x,
+        kernel,
+        gradient,
+        cpu=_kernels_in_turn(
+            lambda x, kernel, y: jax.linear_transpose(lambda x: _sum_taps(x, kernel, *sizes), x)(y)[0]
+        ),
+        default=lambda x, kernel, y: jax.vjp(lambda x: lax_convolve(x, kernel, *sizes), x)[1](y)[0],
+    )
+    return by_x
+
+
 def _cells(x: Array, size: int, stride: int, padding: int) -> Array:
     """Return frames padded and cut in cells, [N, rows, columns, stride^2 C]; pixels no kernel reaches are left out."""
+    if x.dtype == jnp.uint8 and x.shape[-1] % 4 == 0:  # Four bytes are moved as one word.
+        words = jax.lax.bitcast_convert_type(x.reshape(*x.shape[:-1], -1, 4), jnp.uint32)
+        cells = jax.lax.bitcast_convert_type(_cells(words, size, stride, padding), jnp.uint8)
+        return cells.reshape(*cells.shape[:3], -1)
     x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
     rows, columns = (((n - size) // stride * stride + size) // stride for n in x.shape[1:3])
     if stride == 1:
@@ -133,7 +144,7 @@ def _sum_taps(x: Array, kernel: Array, stride: int, padding: int) -> Array:
 
 def _kernel_gradient(x: Array, kernel: Array, gradient: Array, stride: int, padding: int) -> Array:
     taps = len(kernel) // stride
-    cells = _cells(x, len(kernel), stride, padding)
+    cells = unit_interval(_cells(x, len(kernel), stride, padding), kernel.dtype)
     multiply = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
     outputs, width = gradient.shape[-1], cells.shape[-1]
     if taps**2 * outputs <= width:
@@ -151,7 +162,7 @@ def _kernel_gradient(x: Array, kernel: Array, gradient: Array, stride: int, padd
 
 
 class Conv(nn.Module):
-    """A convolution with a bias."""
+    """A convolution with a bias, of frames in `dtype` or of bytes, which are divided by 255."""
 
     outputs: int
     size: int
@@ -162,6 +173,7 @@ class Conv(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Return [N, H', W', outputs]."""
+        x = x if x.dtype == jnp.uint8 else x.astype(self.dtype)
         shape = (self.size, self.size, x.shape[-1], self.outputs)
         kernel = self.param("kernel", nn.initializers.orthogonal(2**0.5), shape)
         bias = self.param("bias", nn.initializers.zeros, (self.outputs,))
@@ -222,7 +234,6 @@ class MinAtarCNN(nn.Module):
 
 def _rectified(x: Array, layers: Sequence[tuple[int, int, int]], dtype: Any, layer_norm: bool) -> Array:
     """Put frames through convolutions of (outputs, size, stride), a rectifier after each; for a compact module."""
-    x = unit_interval(x, dtype)
     for outputs, size, stride in layers:
         x = jax.nn.relu(normalized(Conv(outputs, size, stride, dtype=dtype)(x), layer_norm, dtype))
     return x.reshape(x.shape[0], -1)
@@ -249,7 +260,6 @@ class ImpalaResNet(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Return features [N, n] of frames [N, H, W, C]."""
-        x = unit_interval(x, self.dtype)
         for channels in (16, 32, 32):
 
             def conv(x: Array, outputs: int = channels * self.width) -> Array:

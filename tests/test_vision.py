@@ -62,6 +62,34 @@ def test_convolution_and_its_gradients_are_those_of_lax(shape: tuple[int, ...]) 
     assert_close(both(vision.convolve), both(vision.lax_convolve))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("channels", [3, 4, 12])
+def test_bytes_are_convolved_as_their_255ths(channels: int, dtype: Any) -> None:
+    x, kernel = frames(3, size=21, channels=channels), np.random.default_rng(0).normal(size=(8, 8, channels, 5))
+
+    def both(convolve: Any, x: Any) -> Any:
+        loss = lambda kernel: jnp.sum(jnp.sin(convolve(x, kernel, 4, 1)).astype(jnp.float32))
+        return jax.jit(jax.value_and_grad(loss))(jnp.asarray(kernel, dtype))
+
+    value, gradient = both(vision.convolve, jnp.asarray(x))
+    assert gradient.dtype == dtype
+    tolerance = 1e-5 if dtype == np.float32 else 0.02
+    assert_close((value, gradient), both(vision.convolve, vision.unit_interval(jnp.asarray(x), dtype)), tolerance)
+    assert_close((value, gradient), both(vision.lax_convolve, jnp.asarray(x)), tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_frames_are_computed_with_in_the_dtype_whatever_they_are(dtype: str) -> None:
+    x = frames(2, size=20)
+    for frame in (x, x.astype(np.float32) / 255, x > 100):
+        module = vision.SmallCNN(dtype=jnp.dtype(dtype))
+        params = module.init(jax.random.key(0), frame)
+        output, pull = jax.vjp(lambda params, m=module, x=frame: m.apply(params, x), params)
+        assert output.dtype == dtype
+        gradient = pull(output)[0]
+        assert all(np.abs(leaf).max() > 0 and leaf.dtype == np.float32 for leaf in jax.tree.leaves(gradient))
+
+
 @pytest.mark.parametrize(
     ("platform", "outputs", "convolutions", "products"),
     [("cpu", 8, 1, 5), ("cpu", 32, 1, 8), ("cuda", 8, 3, 0), ("tpu", 8, 3, 0)],
