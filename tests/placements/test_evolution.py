@@ -15,7 +15,7 @@ import pytest
 import podium
 from podium import keys
 from podium.agent import Agent, policy_leaves
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, muzero, ppo, pqn, r2d2, rainbow, reppo, sac, td3
 from podium.evaluate import make_evaluator
 from podium.evolve import centered_ranks
 from podium.host import on_host
@@ -41,6 +41,13 @@ AGENTS: dict[str, Agent] = {
 }
 
 
+def agent_of(name: str) -> Agent:
+    if name != "muzero":
+        return AGENTS[name]
+    pytest.importorskip("mctx", reason='mctx is in the extra: pip install "podium[games]"')
+    return muzero.make(muzero.Config(hidden_sizes=(16,), state_size=8, num_bins=21, num_simulations=4))
+
+
 CATCH_ON_HOST = on_host(podium.envs.make("podium/Catch"))  # type: ignore[arg-type]
 
 
@@ -57,10 +64,14 @@ def chosen(agent: Agent, env: Any) -> list[str]:
 
 @pytest.mark.parametrize(
     ("name", "episodes"),
-    [("ppo", 1), ("ppo", 2), *[pytest.param(name, 1, marks=pytest.mark.slow) for name in AGENTS if name != "ppo"]],
+    [
+        ("ppo", 1),
+        ("ppo", 2),
+        *[pytest.param(name, 1, marks=pytest.mark.slow) for name in [*AGENTS, "muzero"] if name != "ppo"],
+    ],
 )
 def test_a_generation_is_that_of_a_loop_over_its_members(name: str, episodes: int) -> None:
-    agent: Agent = AGENTS[name]
+    agent = agent_of(name)
     env: Any = probe_continuous() if name in ("sac", "td3", "reppo") else podium.envs.make("podium/Catch")
     placement = podium.Evolution(sigma=0.3, learning_rate=0.1, weight_decay=0.01, episodes=episodes, devices=1)
     program = build(placement, agent, env)

@@ -13,7 +13,7 @@ import pytest
 
 import podium
 from podium.__main__ import main
-from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo, sac, td3
+from podium.agents import a2c, apex, dqn, impala, muzero, ppo, pqn, r2d2, rainbow, reppo, sac, td3
 from podium.env import auto_reset
 from podium.exploit import Bounds, bounds_of, exploit, explore, first_settings
 from podium.lineage import ancestors
@@ -45,6 +45,16 @@ AGENTS: dict[str, Any] = {
     "sac": sac.make(sac.Config(hidden_sizes=(8,), **OFF_POLICY)),
     "td3": td3.make(td3.Config(hidden_sizes=(8,), **OFF_POLICY)),
 }
+
+
+def agent_of(name: str) -> Any:
+    if name != "muzero":
+        return AGENTS[name]
+    pytest.importorskip("mctx", reason='mctx is in the extra: pip install "podium[games]"')
+    sizes = {"hidden_sizes": (8,), "state_size": 8, "num_bins": 21, "num_simulations": 2}
+    return muzero.make(muzero.Config(**sizes, unroll_steps=2, td_steps=3, **REPLAY))
+
+
 SIZES: dict[str, Any] = {"num_envs": 8, "rollout_length": 8, "eval_episodes": 4, "progress": False}
 
 
@@ -58,10 +68,12 @@ def assert_same(one: Any, other: Any, rtol: float = 0) -> None:
         np.testing.assert_allclose(x, y, rtol, 1e-6 if rtol else 0, err_msg=jax.tree_util.keystr(path))
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "ppo")) for name in AGENTS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "ppo")) for name in (*AGENTS, "muzero")]
+)
 def test_members_apart_are_the_settings_of_a_sweep_and_exchanged_they_are_copies(name: str) -> None:
     """Until the first exchange members are what each is alone; after it the worst is a copy of the best."""
-    agent = AGENTS[name]
+    agent = agent_of(name)
     program = build(agent, podium.Population(4, exploit_every=192, space=RATES, devices=1))
     state, metrics = program.chunk(program.init(0), 2)
     assert np.isnan(metrics["parent"]).all()
