@@ -19,7 +19,7 @@ from everywhere import (
     assert_same,
     state_under,
 )
-from podium import testing
+from podium import replay, testing
 from podium.agents import dqn, ippo, mappo, ppo, pqn
 from podium.env import Env, auto_reset
 from podium.multi import shared, spec_of_one
@@ -108,6 +108,27 @@ def test_to_who_dies_the_step_terminates() -> None:
     for b in range(2):
         deaths = np.flatnonzero(terminated[:, b, 2] & valid[:, b, 2])
         assert len(deaths) == 2 and not valid[deaths + 1, b, 2].any()
+
+
+@pytest.mark.parametrize("gap", [False, True])
+@pytest.mark.parametrize("kind", ["uniform", "prioritized", "sequences"])
+def test_who_dies_between_two_rollouts_terminates_in_a_replay_too(kind: str, gap: bool) -> None:
+    """Rollouts of one step, of two agents in each of two environments: the second dies after the first step."""
+    windows = {"sequence_length": 2, "burn_in": 0, "sequence_period": 1} if kind == "sequences" else {}
+    own = getattr(replay, kind)(64, 8, 1, **windows)
+    several = shared(dqn.make(dqn.Config(hidden_sizes=(4,)), buffer=own), 2).replay
+    assert several is not None and several.cut is not None
+    flag, number = jax.ShapeDtypeStruct((), bool), jax.ShapeDtypeStruct((), np.float32)
+    item = replay.Transition(number, number, number, flag, flag, number, flag)
+    state = several.init(item, 2, 1, 1)
+    for time, alive in enumerate([[1, 1, 1, 1], [1, 0, 1, 0], [1, 0, 1, 0]]):
+        row, no = jnp.full((1, 4), float(time)), jnp.zeros((1, 4), bool)
+        if time == 1:
+            state = several.cut(state, jnp.array([gap, False]))
+        state = several.add(state, replay.Transition(row, row, row, no, no, row, jnp.array([alive], bool)))
+    terminated = getattr(state, "ring", state).items.terminated[0, :3]
+    np.testing.assert_array_equal(terminated[0], [False, not gap, False, True])
+    assert not terminated[1:].any()
 
 
 @pytest.mark.parametrize("settings", [{}, {"memory": "gru"}, {"memory": "lstm"}, {"torso": "minatar_cnn"}], ids=str)

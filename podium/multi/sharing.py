@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from podium.agent import ActOutput, Agent, Plan, Replay, Transform, check_is_agent
 from podium.ranges import check_positive
+from podium.replay.ring import terminate
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree, Trajectory, is_spec
 
 
@@ -147,7 +148,8 @@ def _of_all(trajectory: Trajectory) -> Trajectory:
     repeat: Any = lambda x, axis=1: None if x is None else jnp.repeat(x, number, axis=axis)
     valid, terminated = trajectory.valid, repeat(trajectory.terminated)
     if valid is not None and valid.ndim == 3:
-        # To who dies within an episode nothing is worth anything afterwards. (Of the last row that is not known yet.)
+        # To who dies within an episode nothing is worth anything afterwards. (Of the last row that is not known yet; a
+        # replay is told when the next rollout is added.)
         dies = valid[:-1] & ~valid[1:] & ~trajectory.last[:-1, :, None]
         terminated = terminated | rows(jnp.concatenate([dies, jnp.zeros_like(valid[:1])]))
     return trajectory._replace(
@@ -173,11 +175,15 @@ def _of_agents(replay: Replay, number: int) -> Replay:
     def init(item: PyTree, num_envs: int, num_lanes: int, rollout_length: int, **more: PyTree) -> PyTree:
         return replay.init(item, num_envs * number, num_lanes, rollout_length, **more)
 
+    def add(state: PyTree, items: PyTree) -> PyTree:
+        valid = getattr(items, "valid", None)
+        return replay.add(state if valid is None else terminate(state, ~valid[0]), items)
+
     def cut(state: PyTree, gap: Array) -> PyTree:
         assert replay.cut is not None
         return replay.cut(state, jnp.repeat(gap, number))
 
-    return replay._replace(init=init, cut=cut if replay.cut else None)
+    return replay._replace(init=init, add=add, cut=cut if replay.cut else None)
 
 
 def _made(make: Callable[[Any], Agent], num_agents: int | None, config: Any) -> Agent:

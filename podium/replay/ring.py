@@ -136,6 +136,29 @@ def _write_frames(held: Transition, place: Array, row: Array, new: Transition) -
     return held._replace(obs=held_obs, valid=before), following, new
 
 
+def terminate(state: Any, over: Array) -> Any:
+    """Return what a replay holds with the newest step of the environments `over` [B] terminated, where it goes on.
+
+    Args:
+      state: a `ReplayState`, or one that has it as `ring`; what else there is stays as it is.
+      over: bool, to whom nothing happens any more.
+    """
+    if isinstance(getattr(state, "ring", None), ReplayState):
+        # Where windows are counted, a gap before what comes is no flag of the newest step.
+        follows = state.unbroken.reshape(over.shape) > 0 if hasattr(state, "unbroken") else True
+        return state._replace(ring=terminate(state.ring, over & follows))
+    if not isinstance(state, ReplayState):
+        return state
+    items, newest = state.items, (state.position - 1) % state.items.reward.shape[1]
+    at_newest = lambda x: jax.lax.dynamic_index_in_dim(x, newest, axis=1)
+    terminated = at_newest(items.terminated)
+    goes_on = ~(terminated | at_newest(items.truncated)) & (state.filled > 0)
+    if items.valid is not None:
+        goes_on &= at_newest(items.valid)
+    terminated |= goes_on & over.reshape(terminated.shape)
+    return state._replace(items=items._replace(terminated=_update(items.terminated, terminated, newest)))
+
+
 def ends_at(lane: Transition, row: Array, stop: Array, env: Array) -> tuple[PyTree, PyTree]:
     """Return `obs` of one lane [rows, E, ...] at `row`, and `next_obs` at `stop`, of environments `env`; [...] each."""
     if not any(map(_is_frames, jax.tree.leaves(lane.obs, is_leaf=_is_frames))):
