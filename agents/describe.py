@@ -66,8 +66,13 @@ def of_dqn(config: dqn.Config, num_envs: int, rollout_length: int) -> Mapping[st
 def of_apex(config: apex.Config, num_envs: int, rollout_length: int) -> Mapping[str, str]:
     """Describe what DQN's rows say, and how each actor of Ape-X explores."""
     words = dict(of_dqn(config, num_envs, rollout_length))
-    least = config.epsilon_start ** (1 + config.epsilon_spread)
-    words["exploration"] = f"epsilon {config.epsilon_start:g} to {least:.2g} over {config.num_actors} actors"
+    power = 1 + config.epsilon_spread
+    if config.epsilon_start != config.epsilon_end:
+        over = f", to the power of 1 to {power:g} over {config.num_actors} actors" if config.num_actors > 1 else ""
+        words["exploration"] = _epsilon(config) + over
+    else:
+        over = f" to {config.epsilon_start**power:.2g} over {config.num_actors} actors" if config.num_actors > 1 else ""
+        words["exploration"] = f"epsilon {config.epsilon_start:g}{over}"
     words["replay"] += f", drawn by |TD error| to the power of {config.priority_exponent:g}"
     return words
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import podium
+from podium import agents
 from podium.agent import Agent, fresh_carry
 from podium.agents import apex, dqn
 from podium.replay import Estimate
@@ -47,6 +48,22 @@ def test_epsilons_of_the_paper() -> None:
     np.testing.assert_allclose(rates[jnp.array([0, 359])], [0.4, 0.4**8], rtol=1e-5)
     assert (np.diff(rates) < 0).all()
     np.testing.assert_allclose(apex.epsilons(jnp.float32(0.4), jnp.arange(3), 1, 7.0), 0.4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "epsilon 0.4 to 0.00066 over 16 actors"),
+        ({"num_actors": 1}, "epsilon 0.4"),
+        (
+            {"epsilon_start": 1.0, "epsilon_spread": 3.0},
+            "epsilon 1 to 0.4 over 25,000 steps, to the power of 1 to 4 over 16 actors",
+        ),
+        ({"epsilon_start": 1.0, "num_actors": 1}, "epsilon 1 to 0.4 over 25,000 steps"),
+    ],
+)
+def test_the_plan_says_how_they_explore(fields: dict[str, Any], words: str) -> None:
+    assert agents.get("apex").describe(apex.Config(**fields), 16, 1)["exploration"] == words
 
 
 def test_acting_leaves_what_first_priorities_are_made_of() -> None:
