@@ -84,11 +84,22 @@ def flatten_obs(obs: PyTree, leading: int, width: int | None = None) -> Array:
 
 
 def obs_width(spec: EnvSpec) -> int:
-    """Return the length of the vector `flatten_obs` makes of one observation."""
+    """Return the length of the vector `flatten_obs` makes of one observation.
+
+    Raises:
+      ValueError: it is empty.
+    """
     leaves = jax.tree.leaves(spec.obs, is_leaf=is_spec)
     if len(leaves) == 1 and isinstance(leaves[0], DiscreteSpec):
-        return leaves[0].num_values * math.prod(leaves[0].shape)
-    return sum(math.prod(leaf.shape) for leaf in leaves)
+        width = leaves[0].num_values * math.prod(leaves[0].shape)
+    else:
+        width = sum(math.prod(leaf.shape) for leaf in leaves)
+    if width < 1:
+        raise ValueError(
+            f"the observations of {spec.name} hold no number, and a network needs one at least; show a constant where "
+            "there is nothing to see."
+        )
+    return width
 
 
 def part_of_obs(obs: PyTree, name: str, of: Callable[[PyTree], PyTree] = view_of) -> PyTree:

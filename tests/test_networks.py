@@ -14,7 +14,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from podium import networks
 from podium.agent import Agent
-from podium.agents import dqn, muzero, ppo, pqn, sac
+from podium.agents import dqn, muzero, ppo, pqn, reppo, sac, td3
 from podium.networks import ActorCritic, Network, actor_critic, batch_over, from_nnx, q_network
 from podium.ops.distributions import Categorical, DiagGaussian
 from podium.torsos import flatten_obs
@@ -416,6 +416,25 @@ def test_sizes_that_are_no_integers_are_named(size: Any) -> None:
         actor_critic((size,))
     with pytest.raises(ValueError, match="memory_size"):
         actor_critic((8,), memory="gru", memory_size=size)
+
+
+@pytest.mark.parametrize("obs", [ArraySpec((0,)), ArraySpec((2, 0)), {}, {"a": ArraySpec((0,))}], ids=str)
+def test_observations_without_a_number_are_named(obs: Any) -> None:
+    for agent in (ppo.make(), dqn.make(), pqn.make(pqn.Config(memory="gru"))):
+        with pytest.raises(ValueError, match="observations of test hold no number, and a network needs one"):
+            agent.init(jax.random.key(0), EnvSpec("test", obs, DiscreteSpec(2)))
+    for agent in (sac.make(), td3.make(), reppo.make(reppo.Config(normalize_obs=False))):
+        with pytest.raises(ValueError, match="the observations of test hold no number"):
+            agent.init(jax.random.key(0), EnvSpec("test", obs, ArraySpec((2,), low=-1, high=1)))
+
+
+def test_no_actions_are_named() -> None:
+    for make in (actor_critic, q_network):
+        with pytest.raises(ValueError, match="test has num_values=0 discrete actions, and one must be taken"):
+            make((8,)).init(jax.random.key(0), EnvSpec("test", ArraySpec((3,)), DiscreteSpec(0)))
+    for agent in (ppo.make(), sac.make(), td3.make()):
+        with pytest.raises(ValueError, match=r"actions of test have shape \(0,\), but .* a vector \(A,\), A 1 or more"):
+            agent.init(jax.random.key(0), EnvSpec("test", ArraySpec((3,)), ArraySpec((0,), low=-1, high=1)))
 
 
 def test_actions_that_do_not_fit_are_named() -> None:

@@ -58,7 +58,12 @@ def init_policy(key: Key, inputs: int, spec: EnvSpec, squash: bool = False) -> P
 
 
 def check_one_action(spec: EnvSpec) -> None:
-    """Raise ValueError for discrete actions that are several at once."""
+    """Raise ValueError for discrete actions that are several at once, or of which there is none."""
+    if isinstance(spec.action, DiscreteSpec) and spec.action.num_values < 1:
+        raise ValueError(
+            f"{spec.name} has num_values={spec.action.num_values} discrete actions, and one must be taken; give its "
+            "DiscreteSpec 1 or more."
+        )
     if isinstance(spec.action, DiscreteSpec) and spec.action.shape:
         raise ValueError(
             f"{spec.name} takes discrete actions of shape {list(spec.action.shape)} at once, and a policy here chooses "

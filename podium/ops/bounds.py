@@ -62,9 +62,11 @@ class Bounds(NamedTuple):
 def check_vector(spec: EnvSpec, needs: str) -> None:
     """Raise ValueError where actions in a box are no vector (A,) of floats, which `needs` says who needs."""
     check_floats(spec)
-    if len(spec.action.shape) != 1:
+    shape = spec.action.shape
+    if len(shape) != 1 or not shape[0]:
+        least = ", A 1 or more" if tuple(shape) == (0,) else ""
         raise ValueError(
-            f"the actions of {spec.name} have shape {spec.action.shape}, but {needs} a vector (A,); reshape them in "
+            f"the actions of {spec.name} have shape {shape}, but {needs} a vector (A,){least}; reshape them in "
             "the environment."
         )
 
