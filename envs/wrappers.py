@@ -18,7 +18,7 @@ import numpy as np
 
 from podium.env import Env, auto_reset
 from podium.film import unstacked
-from podium.types import Array, ArraySpec, DiscreteSpec, Key, PyTree, TimeStep
+from podium.types import Array, ArraySpec, DiscreteSpec, Key, PyTree, Seen, TimeStep
 
 __all__ = [
     "action_repeat",
@@ -111,7 +111,7 @@ def frame_stack(env: Env, num_frames: int) -> Env:
     [H, W, C] becomes [H, W, num_frames * C], [D] becomes [num_frames * D], a scalar [num_frames]; each array of a
     pytree is stacked for itself. At the start of an episode the first observation stands in for those before it, so
     no frame of the old episode is ever seen in the new one. The stack in `next_obs` ends with the true last
-    observation.
+    observation. Of a `Seen` the view and the world are stacked; what is legal, and for whom, stays that of now.
 
     Args:
       env: any `Env` whose observations are arrays.
@@ -138,14 +138,17 @@ def frame_stack(env: Env, num_frames: int) -> Env:
         return jnp.concatenate([frames[..., obs.shape[-1] :], obs], -1)
 
     def begin(timestep: TimeStep) -> tuple[PyTree, TimeStep]:
-        frames = jax.tree.map(lambda x: jnp.concatenate([jnp.atleast_1d(x)] * num_frames, -1), timestep.obs)
-        return frames, timestep._replace(obs=frames, next_obs=frames)
+        frames = jax.tree.map(lambda x: jnp.concatenate([jnp.atleast_1d(x)] * num_frames, -1), _shown(timestep.obs))
+        obs = _showing(timestep.obs, frames)
+        return frames, timestep._replace(obs=obs, next_obs=obs)
 
     def advance(frames: PyTree, timestep: TimeStep) -> tuple[PyTree, TimeStep]:
-        frames = jax.tree.map(push, frames, timestep.next_obs)
-        return frames, timestep._replace(obs=frames, next_obs=frames)
+        frames = jax.tree.map(push, frames, _shown(timestep.next_obs))
+        obs = _showing(timestep.next_obs, frames)
+        return frames, timestep._replace(obs=obs, next_obs=obs)
 
-    spec = dataclasses.replace(env.spec, obs=jax.tree.map(stack_spec, env.spec.obs, is_leaf=_is_spec))
+    stacked = jax.tree.map(stack_spec, _shown(env.spec.obs), is_leaf=_is_spec)
+    spec = dataclasses.replace(env.spec, obs=_showing(env.spec.obs, stacked))
     return _remember(env._replace(spec=spec), begin, advance)
 
 
@@ -230,6 +233,7 @@ def show_last_action(env: Env) -> Env:
 
     The observation becomes {"obs": the environment's, "last_action": one-hot float32 [A] of a discrete action or the
     continuous one itself, "last_reward": float32, as the wrappers inside left it}: both 0 where an episode begins.
+    Of a `Seen` it is the view that becomes so.
     """
     action_spec = env.spec.action
     if isinstance(action_spec, DiscreteSpec):
@@ -238,9 +242,10 @@ def show_last_action(env: Env) -> Env:
     else:
         shown = ArraySpec(action_spec.shape, action_spec.dtype)  # No bounds: a policy may leave those of the action.
         show = lambda action: jnp.asarray(action, action_spec.dtype)
-    obs_spec = {"obs": env.spec.obs, "last_action": shown, "last_reward": ArraySpec(())}
 
-    def beside(obs: PyTree, action: Array, reward: Array) -> PyTree:
+    def beside(obs: PyTree, action: Any, reward: Any) -> PyTree:
+        if isinstance(obs, Seen):
+            return obs._replace(view=beside(obs.view, action, reward))
         return {"obs": obs, "last_action": action, "last_reward": reward}
 
     nothing = lambda obs: beside(obs, shown.zeros(), jnp.zeros((), jnp.float32))
@@ -256,14 +261,16 @@ def show_last_action(env: Env) -> Env:
         obs = _where(timestep.last, nothing(timestep.obs), reached) if env.resets_itself else reached
         return state, timestep._replace(obs=obs, next_obs=reached)
 
-    return env._replace(spec=dataclasses.replace(env.spec, obs=obs_spec), reset=reset, step=step)
+    spec = dataclasses.replace(env.spec, obs=beside(env.spec.obs, shown, ArraySpec(())))
+    return env._replace(spec=spec, reset=reset, step=step)
 
 
 def flicker(env: Env, probability: float = 0.5) -> Env:
     """Show nothing, all zeros, in place of an observation with some probability (Hausknecht and Stone 2015, section 5).
 
-    Each observation is drawn for by itself, first and last ones of episodes too; all arrays of a pytree go together.
-    What the environment does is not touched: a policy must remember what it cannot see (arXiv 1507.06527).
+    Each observation is drawn for by itself, first and last ones of episodes too; all arrays of a pytree go together,
+    of a `Seen` the view and the world: what is legal, and for whom, is always told. What the environment does is not
+    touched: a policy must remember what it cannot see (arXiv 1507.06527).
 
     Args:
       env: any `Env` whose observations are arrays.
@@ -285,7 +292,7 @@ def flicker(env: Env, probability: float = 0.5) -> Env:
 
     def shown(key: Key, obs: PyTree) -> PyTree:
         blank = jax.random.bernoulli(key, probability)
-        return jax.tree.map(lambda x: jnp.where(blank, jnp.zeros_like(x), x), obs)
+        return _showing(obs, jax.tree.map(lambda x: jnp.where(blank, jnp.zeros_like(x), x), _shown(obs)))
 
     def reset(key: Key) -> tuple[PyTree, TimeStep]:
         blank_key, env_key = jax.random.split(key)
@@ -301,7 +308,8 @@ def flicker(env: Env, probability: float = 0.5) -> Env:
             obs = _where(timestep.last, shown(jax.random.fold_in(blank_key, 1), timestep.obs), reached)
         return state, timestep._replace(obs=obs, next_obs=reached)
 
-    spec = dataclasses.replace(env.spec, obs=jax.tree.map(with_zero, env.spec.obs, is_leaf=_is_spec))
+    blanked = jax.tree.map(with_zero, _shown(env.spec.obs), is_leaf=_is_spec)
+    spec = dataclasses.replace(env.spec, obs=_showing(env.spec.obs, blanked))
     return env._replace(spec=spec, reset=reset, step=step)
 
 
@@ -437,6 +445,16 @@ def _remember(
 def _render_inside(env: Env) -> Callable[[PyTree], np.ndarray] | None:
     inner = env.render
     return None if inner is None else lambda state: inner(state.env)
+
+
+def _shown(obs: PyTree) -> PyTree:
+    """Return what is seen of an observation, or of its spec: of a `Seen` no legal actions, player or rules."""
+    return (obs.view, obs.world) if isinstance(obs, Seen) else obs
+
+
+def _showing(obs: PyTree, shown: PyTree) -> PyTree:
+    """Return the observation with another `_shown`."""
+    return obs._replace(view=shown[0], world=shown[1]) if isinstance(obs, Seen) else shown
 
 
 def _add_info(timestep: TimeStep, **info: Array) -> TimeStep:

@@ -362,6 +362,25 @@ def test_flicker_takes_pytrees_together_and_its_spec_has_the_blank():
     assert (spec.low, spec.high) == (0, 5)
 
 
+@pytest.mark.parametrize("outside", [False, True])
+def test_what_is_legal_is_told_whatever_is_shown(outside):
+    def wrap(env):
+        return wrappers.frame_stack(wrappers.flicker(wrappers.show_last_action(env), 0.5), 2)
+
+    game = testing.probe_game(3)
+    env = wrap(auto_reset(game)) if outside else auto_reset(wrap(game))
+    first, steps = play(env, 60)
+    for obs in (first.obs, steps.obs, steps.next_obs):
+        assert (obs.legal == [True, False, True]).all()
+    np.testing.assert_array_equal(steps.obs.player, (np.arange(1, 61) % 3) % 2)
+    assert env.spec.obs.legal.shape == (3,) and env.spec.obs.player == DiscreteSpec(2)
+    shapes = {name: spec.shape for name, spec in env.spec.obs.view.items()}
+    assert shapes == {"obs": (6,), "last_action": (6,), "last_reward": (2,)}
+    assert shapes == {name: x.shape[1:] for name, x in steps.obs.view.items()}
+    blank = steps.next_obs.view["last_action"][:, 3:].sum(-1) == 0
+    assert 0.2 < blank.mean() < 0.8
+
+
 @pytest.mark.parametrize("probability", [1.0, -0.1, float("nan")])
 def test_an_impossible_flicker_is_refused(probability):
     with pytest.raises(ValueError, match=r"probability=.* is outside \[0, 1\)"):
