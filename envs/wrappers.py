@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium.env import Env, auto_reset
+from podium.episodes import gained
 from podium.film import unstacked
 from podium.types import Array, ArraySpec, DiscreteSpec, Key, PyTree, Seen, TimeStep
 
@@ -90,17 +91,20 @@ def episode_statistics(env: Env) -> Env:
     """Report returns and lengths: `info["episode_return"]` float32 and `info["episode_length"]` int32.
 
     Both run along with the episode and hold its total where `timestep.last`. The return is counted without discount
-    from `info["raw_reward"]` where there is one, else from the reward.
+    from `info["raw_reward"]` where there is one, else from the reward: of agents that act together it is their mean,
+    and where two take turns that of who moved first.
     """
 
-    def begin(timestep: TimeStep) -> tuple[_Episode, TimeStep]:
+    def begin(timestep: TimeStep) -> tuple[tuple[_Episode, Array | None], TimeStep]:
         episode = _Episode(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
-        return episode, _add_info(timestep, **episode._asdict())
+        sign = None if timestep.turn is None else jnp.ones((), jnp.float32)
+        return (episode, sign), _add_info(timestep, **episode._asdict())
 
-    def advance(episode: _Episode, timestep: TimeStep) -> tuple[_Episode, TimeStep]:
-        reward = timestep.info.get("raw_reward", timestep.reward)
+    def advance(own: tuple[_Episode, Array | None], timestep: TimeStep) -> tuple[tuple[_Episode, Any], TimeStep]:
+        episode, sign = own
+        reward, sign = gained(timestep, sign)
         episode = _Episode(episode.episode_return + reward, episode.episode_length + 1)
-        return episode, _add_info(timestep, **episode._asdict())
+        return (episode, sign), _add_info(timestep, **episode._asdict())
 
     return _remember(env, begin, advance)
 
@@ -108,10 +112,11 @@ def episode_statistics(env: Env) -> Env:
 def frame_stack(env: Env, num_frames: int) -> Env:
     """Show the last `num_frames` observations at once, oldest first, concatenated on the last axis.
 
-    [H, W, C] becomes [H, W, num_frames * C], [D] becomes [num_frames * D], a scalar [num_frames]; each array of a
-    pytree is stacked for itself. At the start of an episode the first observation stands in for those before it, so
-    no frame of the old episode is ever seen in the new one. The stack in `next_obs` ends with the true last
-    observation. Of a `Seen` the view and the world are stacked; what is legal, and for whom, stays that of now.
+    [H, W, C] becomes [H, W, num_frames * C], [D] becomes [num_frames * D], a scalar [num_frames], and one of each of N
+    agents [N, num_frames]; each array of a pytree is stacked for itself. At the start of an episode the first
+    observation stands in for those before it, so no frame of the old episode is ever seen in the new one. The stack in
+    `next_obs` ends with the true last observation. Of a `Seen` the view and the world are stacked; what is legal, and
+    for whom, stays that of now.
 
     Args:
       env: any `Env` whose observations are arrays.
@@ -122,6 +127,7 @@ def frame_stack(env: Env, num_frames: int) -> Env:
     """
     if num_frames < 1:
         raise ValueError(f"num_frames={num_frames} is below 1; use 1 (no change) or more.")
+    axes = 0 if env.spec.num_agents is None else 1
 
     def stack_spec(spec: Any) -> ArraySpec:
         if isinstance(spec, DiscreteSpec):
@@ -129,16 +135,20 @@ def frame_stack(env: Env, num_frames: int) -> Env:
                 f"frame_stack cannot concatenate the discrete observations of {env.spec.name}; encode them as "
                 "arrays first (one-hot)."
             )
-        shape = spec.shape or (1,)
-        low, high = (np.concatenate([np.broadcast_to(b, shape)] * num_frames, -1) for b in (spec.low, spec.high))
+        shape = spec.shape if len(spec.shape) > axes else (*spec.shape, 1)
+        bounds = (np.broadcast_to(bound, spec.shape).reshape(shape) for bound in (spec.low, spec.high))
+        low, high = (np.concatenate([bound] * num_frames, -1) for bound in bounds)
         return ArraySpec((*shape[:-1], num_frames * shape[-1]), spec.dtype, low, high, num_frames)
 
+    def frame(obs: Array) -> Array:
+        return obs if obs.ndim > axes else obs[..., None]
+
     def push(frames: Array, obs: Array) -> Array:
-        obs = jnp.atleast_1d(obs)
+        obs = frame(obs)
         return jnp.concatenate([frames[..., obs.shape[-1] :], obs], -1)
 
     def begin(timestep: TimeStep) -> tuple[PyTree, TimeStep]:
-        frames = jax.tree.map(lambda x: jnp.concatenate([jnp.atleast_1d(x)] * num_frames, -1), _shown(timestep.obs))
+        frames = jax.tree.map(lambda x: jnp.concatenate([frame(x)] * num_frames, -1), _shown(timestep.obs))
         obs = _showing(timestep.obs, frames)
         return frames, timestep._replace(obs=obs, next_obs=obs)
 
@@ -233,11 +243,11 @@ def show_last_action(env: Env) -> Env:
 
     The observation becomes {"obs": the environment's, "last_action": one-hot float32 [A] of a discrete action or the
     continuous one itself, "last_reward": float32, as the wrappers inside left it}: both 0 where an episode begins.
-    Of a `Seen` it is the view that becomes so.
+    Of a `Seen` it is the view that becomes so. Of agents that act together each sees its own.
     """
     action_spec = env.spec.action
     if isinstance(action_spec, DiscreteSpec):
-        shown = ArraySpec((action_spec.num_values,), np.float32, 0, 1)
+        shown = ArraySpec((*action_spec.shape, action_spec.num_values), np.float32, 0, 1)
         show = lambda action: jax.nn.one_hot(action, action_spec.num_values, dtype=jnp.float32)
     else:
         shown = ArraySpec(action_spec.shape, action_spec.dtype)  # No bounds: a policy may leave those of the action.
@@ -248,7 +258,8 @@ def show_last_action(env: Env) -> Env:
             return obs._replace(view=beside(obs.view, action, reward))
         return {"obs": obs, "last_action": action, "last_reward": reward}
 
-    nothing = lambda obs: beside(obs, shown.zeros(), jnp.zeros((), jnp.float32))
+    paid = ArraySpec(() if env.spec.num_agents is None else (env.spec.num_agents,))
+    nothing = lambda obs: beside(obs, shown.zeros(), paid.zeros())
 
     def reset(key: Key) -> tuple[PyTree, TimeStep]:
         state, timestep = env.reset(key)
@@ -261,7 +272,7 @@ def show_last_action(env: Env) -> Env:
         obs = _where(timestep.last, nothing(timestep.obs), reached) if env.resets_itself else reached
         return state, timestep._replace(obs=obs, next_obs=reached)
 
-    spec = dataclasses.replace(env.spec, obs=beside(env.spec.obs, shown, ArraySpec(())))
+    spec = dataclasses.replace(env.spec, obs=beside(env.spec.obs, shown, paid))
     return env._replace(spec=spec, reset=reset, step=step)
 
 
@@ -356,7 +367,7 @@ def truncate_nonfinite(env: Env) -> Env:
 
     def advance(last_obs: PyTree, timestep: TimeStep) -> tuple[PyTree, TimeStep]:
         floating = [x for x in jax.tree.leaves(timestep.next_obs) if jnp.issubdtype(x.dtype, jnp.inexact)]
-        lost = timestep.info.get("nonfinite", jnp.zeros((), bool)) | ~jnp.isfinite(timestep.reward)
+        lost = timestep.info.get("nonfinite", jnp.zeros((), bool)) | ~jnp.isfinite(timestep.reward).all()
         for x in floating:
             lost = lost | ~jnp.isfinite(x).all()
         obs = _where(lost, last_obs, timestep.next_obs)

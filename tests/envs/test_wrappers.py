@@ -312,6 +312,31 @@ def test_the_last_action_and_its_reward_are_shown_within_an_episode_only(continu
         testing.check_env(env, num_steps=20)
 
 
+@pytest.mark.parametrize("outside", [False, True])
+def test_wrappers_know_agents_that_act_together(outside):
+    def wrap(env):
+        return wrappers.episode_statistics(wrappers.frame_stack(wrappers.show_last_action(env), 2))
+
+    team = wrappers.truncate_nonfinite(testing.probe_team(num_agents=3, length=2))
+    env = wrap(auto_reset(team)) if outside else auto_reset(wrap(team))
+    _, steps = play(env, 6, lambda t: [0, 1, 2])
+    shapes = {name: spec.shape for name, spec in env.spec.obs.view.items()}
+    assert shapes == {"obs": (3, 8), "last_action": (3, 8), "last_reward": (3, 2)}
+    assert shapes == {name: x.shape[1:] for name, x in steps.obs.view.items()}
+    shown = steps.next_obs.view["last_action"][..., 4:].argmax(-1)
+    np.testing.assert_array_equal(shown, np.broadcast_to([0, 1, 2], (6, 3)))
+    np.testing.assert_array_equal(steps.next_obs.view["last_reward"][..., 1], steps.reward)
+    paid = steps.reward.mean(-1)
+    np.testing.assert_allclose(steps.info["episode_return"][1::2], paid[::2] + paid[1::2], rtol=1e-6)
+    np.testing.assert_array_equal(steps.info["episode_length"], [1, 2] * 3)
+
+
+def test_in_a_game_of_two_the_return_is_that_of_who_moved_first():
+    """Action 1 pays its mover 10, and the last of three moves 1 more: 10 - 10 + 11."""
+    _, steps = play(wrappers.episode_statistics(auto_reset(testing.probe_game(3))), 6, lambda t: 1)
+    np.testing.assert_array_equal(steps.info["episode_return"], [10, 0, 11] * 2)
+
+
 def losing(env, what, at=3):
     """Return an environment whose simulator loses its numbers at a step."""
 
