@@ -292,6 +292,8 @@ def _check_values(env: Env, play: _Play) -> None:
                     f"{field} leaves the bounds of spec.obs (seen: {low:g} to {high:g}).",
                     "Widen low and high, or mend the observation.",
                 )
+    if np.any(timesteps.info.get("episode_end", False) & ~timesteps.last):
+        raise _broken(env, 'info["episode_end"] is set where no flag is.', "Set terminated or truncated there.")
     _check_same(env, first.obs, first.next_obs, "reset returns a next_obs that differs from obs.", "Set both alike.")
     limit = env.spec.max_episode_steps
     if limit is not None:

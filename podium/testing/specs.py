@@ -30,8 +30,8 @@ def check_spec(spec: Any) -> None:
     for leaf in [*leaves, spec.action]:
         if isinstance(leaf, DiscreteSpec) and leaf.num_values < 1:
             raise broken(spec, f"a DiscreteSpec has num_values={leaf.num_values}.", "It needs at least 1 value.")
-        if isinstance(leaf, ArraySpec) and not np.all(np.asarray(leaf.low) <= np.asarray(leaf.high)):
-            raise broken(spec, "an ArraySpec has a low above its high.", "Swap them.")
+        if isinstance(leaf, ArraySpec):
+            _check_bounds(spec, leaf)
     if isinstance(spec.obs, Seen):
         _check_seen(spec, spec.obs)
     if spec.num_agents is not None and (isinstance(spec.num_agents, bool) or spec.num_agents < 1):
@@ -41,6 +41,21 @@ def check_spec(spec: Any) -> None:
     limit = spec.max_episode_steps
     if limit is not None and not is_integer(limit, 1):
         raise broken(spec, f"spec.max_episode_steps={limit!r}.", "It must be an int of at least 1, or None.")
+
+
+def _check_bounds(spec: EnvSpec, box: ArraySpec) -> None:
+    """Raise ContractError for bounds of another shape than what they bound, or in the wrong order."""
+    for name, bound in (("low", box.low), ("high", box.high)):
+        try:
+            np.broadcast_to(bound, box.shape)
+        except ValueError:
+            raise broken(
+                spec,
+                f"an ArraySpec of shape {list(box.shape)} has a {name} of shape {list(np.shape(bound))}.",
+                "Give one number, or one for each.",
+            ) from None
+    if not np.all(np.asarray(box.low) <= np.asarray(box.high)):
+        raise broken(spec, "an ArraySpec has a low above its high.", "Swap them.")
 
 
 def _check_seen(spec: EnvSpec, seen: Seen) -> None:
@@ -98,7 +113,8 @@ def within(spec: Any, value: Any) -> bool:
     if isinstance(spec, DiscreteSpec):
         return bool(np.all((value >= 0) & (value < spec.num_values)))
     low, high = np.asarray(spec.low, np.float64), np.asarray(spec.high, np.float64)
-    slack = 1e-5 * np.maximum(1, np.where(np.isfinite(high), np.abs(high), 1))
+    largest = np.maximum(*(np.where(np.isfinite(bound), np.abs(bound), 1) for bound in (low, high)))
+    slack = 1e-5 * np.maximum(1, largest)
     return bool(np.all((value >= low - slack) & (value <= high + slack)))
 
 

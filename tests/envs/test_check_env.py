@@ -155,6 +155,10 @@ BROKEN = {
     "obs shape": (spec_with(obs=ArraySpec((4,))), r"float32\[3\], but spec.obs says float32\[4\]"),
     "obs dtype": (spec_with(obs=ArraySpec((3,), np.uint8)), r"but spec.obs says uint8\[3\]"),
     "obs bounds": (spec_with(obs=ArraySpec((3,), np.float32, 0, 0.5)), "leaves the bounds of spec.obs"),
+    "shape of bounds": (
+        spec_with(obs=ArraySpec((3,), np.float32, [0, 0], 1)),
+        r"of shape \[3\] has a low of shape \[2\]",
+    ),
     "obs structure": (spec_with(obs={"cell": ArraySpec((3,))}), "of structure"),
     "spec": (spec_with(max_episode_steps=0), "max_episode_steps=0"),
     "reward dtype": (after_step(lambda ts, *_: ts._replace(reward=ts.reward.astype(int))), "reward as int32"),
@@ -163,6 +167,13 @@ BROKEN = {
     "info": (
         after_step(lambda ts, *_: ts._replace(info={"lives": ts.reward})),
         r"TimeStep has another structure .*lives",
+    ),
+    "end": (
+        after(
+            CORRIDOR,
+            lambda ts: ts._replace(info={"episode_end": jnp.any(ts.obs[1:] > 0)}),
+        ),
+        'info."episode_end". is set where no flag is',
     ),
     "nan": (after_step(lambda ts, *_: ts._replace(reward=jnp.nan * ts.reward)), "reward is not finite"),
     "next_obs": (after_step(lambda ts, *_: ts._replace(next_obs=0 * ts.obs)), "without resets_itself"),
@@ -185,6 +196,12 @@ def test_broken_environment_is_named(name):
     assert isinstance(error.value, ValueError)
     if "(" not in message:
         assert str(error.value).count(".") >= 1, "the message says how to mend it"
+
+
+def test_rounding_at_a_lower_bound_is_no_break():
+    """float32 has no -1000.7: what is nearest lies below."""
+    shown = lambda ts: ts._replace(obs=ts.obs - 1000.7, next_obs=ts.next_obs - 1000.7)
+    check_env(after(CORRIDOR, shown, obs=ArraySpec((3,), np.float32, -1000.7, 0)), num_steps=5)
 
 
 def test_check_env_refuses_no_steps():
