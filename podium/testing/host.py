@@ -12,7 +12,7 @@ import numpy as np
 from podium.host import HostEnv, HostEnvFactory
 from podium.ranges import is_integer
 from podium.testing.errors import ContractError
-from podium.testing.specs import broken, check_frames, check_spec, is_spec, within
+from podium.testing.specs import broken, check_agents, check_frames, check_spec, is_spec, within
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, PyTree, TimeStep
 
 _COPY = "Copy what a later step overwrites."
@@ -25,9 +25,9 @@ def check_host_env(envs: HostEnvFactory, *, num_envs: int = 4, num_steps: int = 
     The rules: the spec is sound, and the record JSON; every step returns a TimeStep of NumPy arrays [num_envs, ...], of
     one structure, which fits the spec and which no later step overwrites; rows that are no transition are marked and
     empty, where the environment resets in the next step, and `next_obs` is the true last observation, where it resets
-    in the same; episodes end within `spec.max_episode_steps`; the same seed gives the same episodes, however the
-    environments are grouped; bad actions and calls out of turn are refused by an exception and change nothing; `close`
-    may be called twice.
+    in the same; where several agents act together, rewards and `valid` are of each; episodes end within
+    `spec.max_episode_steps`; the same seed gives the same episodes, however the environments are grouped; bad actions
+    and calls out of turn are refused by an exception and change nothing; `close` may be called twice.
 
     Args:
       envs: to check.
@@ -49,12 +49,15 @@ def check_host_env(envs: HostEnvFactory, *, num_envs: int = 4, num_steps: int = 
     actions = random_actions(envs.spec, num_steps, num_envs, seed)
     steps = _play(envs, actions, seed, 0)
     play = _stack(steps)
+    if envs.spec.num_agents is not None:  # There `valid` says who is dead, of rows that are all transitions.
+        play = play._replace(valid=None)
     _check_values(envs.spec, play)
     _check_ends(envs.spec, play)
     following = play.next_obs if play.valid is None else play.obs
     before, after = jax.tree.map(lambda x: x[:-1], play.obs), jax.tree.map(lambda x: x[1:], following)
-    valid = np.ones(play.reward.shape, bool) if play.valid is None else np.asarray(play.valid)
+    valid = np.ones(play.last.shape, bool) if play.valid is None else np.asarray(play.valid)
     check_frames(envs.spec, jax.tree.map(lambda x: x[0], play.obs), before, after, valid[1:])
+    play = _stack(steps)
     again = _stack(_play(envs, actions, seed, 0))
     _check_same(envs.spec, play, again, "the same seed and actions gave other results.", _SEED)
     for group in (slice(0, 1), slice(1, num_envs)):
@@ -68,7 +71,8 @@ def random_actions(spec: EnvSpec, num_steps: int, num_envs: int, seed: int) -> n
     """Return uniform actions [num_steps, num_envs, ...]; a side without a bound is taken as -1 or 1."""
     generator = np.random.default_rng(seed)
     if isinstance(spec.action, DiscreteSpec):
-        return generator.integers(spec.action.num_values, size=(num_steps, num_envs), dtype=spec.action.dtype)
+        size = num_steps, num_envs, *spec.action.shape
+        return generator.integers(spec.action.num_values, size=size, dtype=spec.action.dtype)
     low = np.where(np.isfinite(spec.action.low), spec.action.low, -1.0)
     high = np.where(np.isfinite(spec.action.high), spec.action.high, 1.0)
     return generator.uniform(low, high, (num_steps, num_envs, *spec.action.shape)).astype(spec.action.dtype)
@@ -78,6 +82,12 @@ def _check_description(envs: HostEnvFactory) -> None:
     if not isinstance(envs, HostEnvFactory):
         raise ContractError(f"A {type(envs).__name__} was given; make it a podium.host.HostEnvFactory.")
     check_spec(envs.spec)
+    if envs.spec.num_agents is not None and envs.resets_in_next_step:
+        raise broken(
+            envs.spec,
+            "resets_in_next_step is True where several agents act together.",
+            "`valid` says there who is dead: begin episodes in the step that ends one.",
+        )
     frames = envs.frames_per_step
     if not is_integer(frames, 1):
         raise broken(envs.spec, f"frames_per_step={frames!r}.", "It must be an int of at least 1.")
@@ -108,11 +118,12 @@ def _play(envs: HostEnvFactory, actions: np.ndarray, seed: int, first_index: int
         for timestep in _timesteps(env, actions):
             where = "recv" if steps else "reset"
             _check_structure(spec, timestep, num_envs, where)
-            if (timestep.valid is None) == envs.resets_in_next_step:
+            if (timestep.valid is None) == (envs.resets_in_next_step or spec.num_agents is not None):
                 raise broken(
                     spec,
                     f"{where} returns valid={timestep.valid}, but resets_in_next_step={envs.resets_in_next_step}.",
-                    "Where it resets in the next step `valid` is an array in every step, else it is None.",
+                    "Where it resets in the next step, or several agents act together, `valid` is an array in every "
+                    "step, else it is None.",
                 )
             if steps and _structure(timestep) != _structure(steps[0]):
                 raise broken(
@@ -163,9 +174,11 @@ def _check_structure(spec: EnvSpec, timestep: TimeStep, num_envs: int, where: st
             wanted = f"{np.dtype(leaf_spec.dtype)}{[num_envs, *leaf_spec.shape]}"
             if _describe(leaf) != wanted:
                 raise broken(spec, f"{where} returns {field} as {_describe(leaf)}.", f"spec.obs says {wanted}.")
-    fields = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_, "valid": np.bool_}
-    for field, dtype in fields.items():
-        leaf, wanted = getattr(timestep, field), f"{np.dtype(dtype)}{[num_envs]}"
+    check_agents(spec, jax.tree.map(lambda x: x[0], timestep))
+    agents = () if spec.num_agents is None else (spec.num_agents,)
+    fields = {"reward": (np.float32, agents), "terminated": (np.bool_, ()), "truncated": (np.bool_, ())}
+    for field, (dtype, axes) in {**fields, "valid": (np.bool_, agents)}.items():
+        leaf, wanted = getattr(timestep, field), f"{np.dtype(dtype)}{[num_envs, *axes]}"
         if not (field == "valid" and leaf is None) and _describe(leaf) != wanted:
             raise broken(spec, f"{where} returns {field} as {_describe(leaf)}.", f"It must be {wanted}.")
 

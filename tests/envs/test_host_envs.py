@@ -144,6 +144,13 @@ def test_pure_environment_on_host_keeps_the_contract():
     testing.check_host_env(on_host(envs.make("podium/Corridor", length=4, max_steps=5)), num_steps=16)
 
 
+def test_agents_that_act_together_keep_the_contract_on_the_host():
+    team = on_host(testing.probe_team(num_agents=2, length=3, dies=True))
+    testing.check_host_env(team, num_steps=8)
+    with pytest.raises(testing.ContractError, match="resets_in_next_step is True where several agents act together"):
+        testing.check_host_env(dataclasses.replace(team, resets_in_next_step=True), num_steps=8)
+
+
 def test_on_host_equals_the_fused_rollout():
     seed, num_envs, num_steps = 3, 4, 14
     env = auto_reset(envs.make("podium/Catch", rows=4, columns=5))
