@@ -1,6 +1,7 @@
 """Environments of Gymnasium (Farama), by name as `gymnasium/NAME`, and vector environments of your own.
 
-Continuous actions are clipped to their bounds, observations copied and brought to 32 bits, and `info` is left out.
+Continuous actions are clipped to their bounds, observations copied and brought to 32 bits, and `info` is left out. An
+integer that 32 bits do not hold ends the run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 
 from podium.envs.simulators import NextStepHostEnv, environment_seeds, import_simulator, narrow, within_bounds
 from podium.host import HostEnv, HostEnvFactory
+from podium.ranges import check_value
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, PyTree, TimeStep
 
 PREFIX = "gymnasium/"
@@ -70,7 +72,15 @@ def from_vector_env(
             f"make_vector_env={make_vector_env!r} must be a function, (num_envs) -> gymnasium.vector.VectorEnv; what "
             "Gymnasium has by name is podium.envs.make('gymnasium/NAME')."
         )
+    check_value("frames_per_step", frames_per_step, "counts", "1 is usual")
+    if max_episode_steps is not None:
+        check_value("max_episode_steps", max_episode_steps, "counts", "use None where there is no limit")
     one = make_vector_env(1)
+    if not hasattr(one, "single_observation_space"):
+        raise ValueError(
+            f"make_vector_env(1) returned {one!r}, which is no gymnasium.vector.VectorEnv; put environments into one "
+            "by gymnasium.vector.SyncVectorEnv."
+        )
     name = type(one.unwrapped).__name__ if name is None else name
     try:
         obs, action = _spec(name, one.single_observation_space), _action_spec(name, one.single_action_space)
@@ -105,8 +115,17 @@ def _spec(name: str, space: Any) -> PyTree:
         return DiscreteSpec(int(space.n))
     if kind == "Box":
         dtype = narrow(space.dtype)
-        return ArraySpec(tuple(space.shape), dtype, space.low.astype(dtype), space.high.astype(dtype))
+        return ArraySpec(tuple(space.shape), dtype, _bound(space.low, dtype), _bound(space.high, dtype))
     raise ValueError(f"{name} has a space of type {kind}; podium knows Box, Discrete, Dict and Tuple.")
+
+
+def _bound(bound: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return a bound with fewer bits: where they hold it not, infinite, or of integers the nearest that they hold."""
+    if np.issubdtype(dtype, np.integer):
+        held = np.iinfo(dtype)
+        bound = np.clip(bound, held.min, held.max)
+    with np.errstate(over="ignore"):
+        return bound.astype(dtype)
 
 
 def _action_spec(name: str, space: Any) -> ArraySpec | DiscreteSpec:
@@ -178,7 +197,14 @@ def _copied(spec: PyTree, obs: Any) -> PyTree:
         return {key: _copied(spec[key], obs[key]) for key in spec}
     if isinstance(spec, tuple):
         return tuple(map(_copied, spec, obs))
-    return np.array(obs, spec.dtype)
+    copied = np.array(obs, spec.dtype)
+    wide = np.asarray(obs).dtype
+    if wide.kind in "iu" and wide.itemsize > copied.dtype.itemsize and (copied != obs).any():
+        lost = np.asarray(obs)[copied != obs].flat[0]
+        raise ValueError(
+            f"an observation holds {lost}, and {copied.dtype} cannot; give it as floats, or count from another number."
+        )
+    return copied
 
 
 def _with_rows(spec: PyTree, obs: PyTree, where: np.ndarray, rows: Any) -> PyTree:

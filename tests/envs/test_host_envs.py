@@ -272,6 +272,31 @@ def test_gymnasium_specs_have_32_bits():
     assert spec.name == "SyncVectorEnv" and spec.max_episode_steps == 3
 
 
+class Counter(gymnasium.Env):
+    """Shows a number of 64 bits, whose bounds are those of its type."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+    observation_space = gymnasium.spaces.Box(0, np.iinfo(np.int64).max, (1,), np.int64)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.array([2**31 - 2]), {}
+
+    def step(self, action: Any) -> Any:
+        return np.array([2**31 - 1 + int(action)]), 0.0, False, False, {}
+
+
+def test_gymnasium_integers_beyond_32_bits_are_refused_and_never_wrapped():
+    counters = envs.from_gymnasium(lambda num_envs: gymnasium.vector.SyncVectorEnv([Counter] * num_envs))
+    assert (counters.spec.obs.low[0], counters.spec.obs.high[0]) == (0, 2**31 - 1)
+    env = counters.make(1, 0, 0)
+    assert env.reset().obs.tolist() == [[2**31 - 2]]
+    env.send(np.zeros(1, int))
+    assert env.recv().obs.tolist() == [[2**31 - 1]]
+    env.send(np.ones(1, int))
+    with pytest.raises(ValueError, match="an observation holds 2147483648, and int32 cannot"):
+        env.recv()
+
+
 @pytest.mark.parametrize("autoreset", ["NextStep", "Disabled"])
 def test_gymnasium_by_name_keeps_the_contract(autoreset):
     testing.check_host_env(envs.make("gymnasium/CartPole-v1", autoreset=autoreset), num_steps=60)
@@ -300,6 +325,9 @@ def test_gymnasium_processes_give_what_one_process_gives():
     [
         (lambda: lines("NextStep", start=1), "SyncVectorEnv has a Discrete space that starts at 1; wrap it"),
         (lambda: envs.from_gymnasium(3), "make_vector_env=3 must be a function"),
+        (lambda: envs.from_gymnasium(lambda num_envs: Line()), r"make_vector_env\(1\) returned .*SyncVectorEnv"),
+        (lambda: envs.from_gymnasium(print, frames_per_step=0), "frames_per_step=0 must be an integer of 1 or more"),
+        (lambda: envs.from_gymnasium(print, max_episode_steps=0), "max_episode_steps=0 must be .* None"),
         (lambda: envs.make("gymnasium/NoSuch-v0"), "gymnasium cannot make gymnasium/NoSuch-v0"),
         (lambda: envs.make("gymnasium/CartPole-v1", gravitas=1), "gymnasium cannot make .* 'gravitas'"),
         (
