@@ -72,13 +72,21 @@ def linear_range(low: float, high: float, number: int) -> tuple[float, ...]:
 
 
 def listed(space: Space) -> Space:
-    """Return a space with lists in place of arrays of one axis, such as `np.geomspace` returns.
+    """Return a space with lists in place of arrays of one axis, such as `np.geomspace` returns, and Python's numbers.
 
     >>> listed({"gamma": np.linspace(0.5, 1.0, 2), "memory": ("none", "gru")})
     {'gamma': [0.5, 1.0], 'memory': ('none', 'gru')}
     """
-    is_row = lambda values: isinstance(values, np.ndarray | jax.Array) and values.ndim == 1
-    return {name: values.tolist() if is_row(values) else values for name, values in space.items()}  # type: ignore[union-attr]
+
+    def plain(value: Any, axes: int) -> Any:
+        is_array = isinstance(value, np.ndarray | np.generic | jax.Array) and value.ndim == axes
+        return value.tolist() if is_array else value
+
+    def of(values: Any) -> Any:
+        values = plain(values, 1)
+        return type(values)(plain(value, 0) for value in values) if type(values) in (list, tuple) else values
+
+    return {name: of(values) for name, values in space.items()}
 
 
 def settings_of(space: Space, samples: int | None, seed: int) -> list[Setting]:

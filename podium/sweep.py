@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +32,7 @@ from podium.host import HostEnvFactory
 from podium.loop import Result
 from podium.narrow import narrow
 from podium.placement.anakin import Anakin
-from podium.ranges import check_positive, is_integer, is_number, largest_divisor, nearest_multiples
+from podium.ranges import check_positive, check_value, is_integer, is_number, largest_divisor, nearest_multiples
 from podium.report import nbytes
 from podium.runs import CONFIG, check_new_folder
 from podium.schedule import Schedule, make_schedule
@@ -137,6 +138,9 @@ def sweep(
     """
     make, config = _resolve(make, config)
     check_positive(seeds=seeds, **({} if at_once is None else {"at_once": at_once}))
+    check_value("seed", seed, "naturals", "0 is usual")
+    if threshold is not None and not (is_number(threshold) and math.isfinite(threshold)):
+        raise ValueError(f"threshold={threshold!r} must be a finite number, a return; use None for no threshold.")
     if resume and run_dir is None:
         raise ValueError("resume=True needs run_dir, the folder of the sweep to resume.")
     if not isinstance(space, Mapping):
@@ -287,6 +291,8 @@ def _better_half(
 
 def _check_halvings(halve_at: Sequence[int], schedule: Schedule, settings: int) -> None:
     """Raise ValueError for steps at which settings cannot be halved."""
+    if not isinstance(halve_at, Sequence) or isinstance(halve_at, str):
+        raise ValueError(f"halve_at={halve_at!r} must be a sequence of environment steps, such as (100_000,).")
     for each in halve_at:
         if not is_integer(each, 1):
             raise ValueError(f"halve_at={list(halve_at)}: {each!r} must be a positive integer of environment steps.")

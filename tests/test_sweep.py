@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ from podium.agents import dqn, ppo
 from podium.devices import num_cores
 from podium.files import to_jsonable
 from podium.ranges import largest_divisor
+from podium.space import listed
 from podium.sweep_table import command_of
 
 SIZES: dict[str, Any] = {
@@ -146,6 +148,12 @@ def test_sizes_of_a_replay_are_programs_and_its_numbers_are_not(tmp_path: Path) 
             {"num_envs": 2**14, "rollout_length": 2**14, "num_steps": 2**28, "eval_every": 0},
             r"setting\(s\) of 2 seeds take .* GB together, and half of the .* holds 0; use fewer seeds",
         ),
+        ({"gamma": (0.9, 0.99)}, {"seed": -1}, "seed=-1 must be an integer of 0 or more"),
+        ({"gamma": podium.Draws(0.9, 0.99)}, {"seed": -1, "samples": 2}, "seed=-1 must be"),
+        ({"gamma": (0.9, 0.99)}, {"threshold": "high"}, "threshold='high' must be a finite number"),
+        ({"gamma": (0.9, 0.99)}, {"halve_at": 128}, "halve_at=128 must be a sequence of environment steps"),
+        ({"gamma": (jnp.float32(0.9), jnp.float32(1.5))}, {}, "gamma=1.5 must be between 0 and 1"),
+        ({"gamma": (jnp.float32(0.9), jnp.float32(0.9))}, {}, "gamma=.* has a value twice"),
         ({"gamma": (0.9, 0.99)}, {"resume": True, "run_dir": None}, "resume=True needs run_dir"),
     ],
 )
@@ -163,6 +171,12 @@ def test_ranges_that_cannot_be_are_refused() -> None:
         podium.Draws(0, 1, log=True)
     with pytest.raises(ValueError, match="number=1 must be an integer of 2 or more"):
         podium.linear_range(0, 1, 1)
+
+
+def test_numbers_of_jax_are_numbers() -> None:
+    space = listed({"gamma": [jnp.float32(0.5), np.float32(0.75)], "gae_lambda": tuple(jnp.linspace(0.5, 1.0, 2))})
+    assert space == {"gamma": [0.5, 0.75], "gae_lambda": (0.5, 1.0)}
+    assert all(type(value) is float for values in space.values() for value in values)
 
 
 def test_draws_are_those_of_the_seed() -> None:
