@@ -94,8 +94,18 @@ def make(name: str, **options: Any) -> Env:
     mujoco_pictures.choose_opengl()
     library = import_simulator("mujoco_playground", name, "mjx")
     simulator = library.dm_control_suite.load(name.removeprefix(PREFIX), config_overrides=own)
+    _check_times(float(simulator.dt), float(simulator.sim_dt))
     env = suites.from_simulator(name, simulator, length, fails_only=True, render=_renderer(name, simulator))
     return shared.wrap(env, POOL_SIZE)
+
+
+def _check_times(step: float, physics: float) -> None:
+    """Raise ValueError unless a step is whole steps of the physics: Playground rounds, to none for a short one."""
+    if step < physics or abs(step / physics - round(step / physics)) > 1e-6:
+        raise ValueError(
+            f"ctrl_dt={step:g} is no multiple of sim_dt={physics:g}, the seconds of a step of the physics; use "
+            f"ctrl_dt={max(1, round(step / physics)) * physics:g}, or give sim_dt too."
+        )
 
 
 def _check_impl(impl: str) -> str:

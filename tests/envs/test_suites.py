@@ -304,6 +304,15 @@ def test_time_limits_are_truncations(name, options):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seconds", [{"ctrl_dt": 0.001, "sim_dt": 0.01}, {"ctrl_dt": 0.015}])
+def test_a_step_of_mjx_is_whole_steps_of_the_physics(seconds):
+    """Playground rounds their number: to none, so that nothing moved, or to another time than was asked for."""
+    need("mjx")
+    with pytest.raises(ValueError, match="is no multiple of sim_dt=0.01"):
+        envs.make("mjx/CartpoleSwingup", **seconds)
+
+
+@pytest.mark.slow
 def test_brax_refuses_what_it_has_not():
     need("brax")
     for options, message in (
