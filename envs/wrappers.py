@@ -19,6 +19,7 @@ import numpy as np
 from podium.env import Env, auto_reset
 from podium.episodes import gained
 from podium.film import unstacked
+from podium.ranges import check_value, is_number
 from podium.types import Array, ArraySpec, DiscreteSpec, Key, PyTree, Seen, TimeStep
 
 __all__ = [
@@ -58,8 +59,7 @@ def time_limit(env: Env, max_steps: int) -> Env:
     Raises:
       ValueError: for a limit below 1, or an `env` that already resets itself.
     """
-    if max_steps < 1:
-        raise ValueError(f"max_steps={max_steps} is below 1; an episode has at least one step.")
+    check_value("max_steps", max_steps, "counts", "an episode has at least one step")
     if env.resets_itself:
         raise ValueError(
             f"time_limit cannot cut {env.spec.name}, which resets itself already; put it inside: "
@@ -125,8 +125,7 @@ def frame_stack(env: Env, num_frames: int) -> Env:
     Raises:
       ValueError: for fewer than 1 frame, or for discrete observations (concatenated indices are no index).
     """
-    if num_frames < 1:
-        raise ValueError(f"num_frames={num_frames} is below 1; use 1 (no change) or more.")
+    check_value("num_frames", num_frames, "counts", "use 1 (no change) or more")
     axes = 0 if env.spec.num_agents is None else 1
 
     def stack_spec(spec: Any) -> ArraySpec:
@@ -180,8 +179,8 @@ def sticky_actions(env: Env, probability: float = 0.25) -> Env:
     Raises:
       ValueError: for a probability outside [0, 1).
     """
-    if not 0 <= probability < 1:
-        raise ValueError(f"probability={probability} is outside [0, 1); the paper uses 0.25.")
+    if not (_is_real(probability) and 0 <= probability < 1):
+        raise ValueError(f"probability={probability!r} is outside [0, 1); the paper uses 0.25.")
 
     def nothing() -> _LastAction:
         return _LastAction(env.spec.action.zeros(), jnp.zeros((), bool))
@@ -216,8 +215,7 @@ def action_repeat(env: Env, num_repeats: int) -> Env:
     Raises:
       ValueError: for a number below 1.
     """
-    if num_repeats < 1:
-        raise ValueError(f"num_repeats={num_repeats} is below 1; use 1 (no change) or more.")
+    check_value("num_repeats", num_repeats, "counts", "use 1 (no change) or more")
     if num_repeats == 1:
         return env
     limit = env.spec.max_episode_steps
@@ -290,8 +288,8 @@ def flicker(env: Env, probability: float = 0.5) -> Env:
     Raises:
       ValueError: for a probability outside [0, 1), or discrete observations (no index means nothing).
     """
-    if not 0 <= probability < 1:
-        raise ValueError(f"probability={probability} is outside [0, 1); the paper's is 0.5.")
+    if not (_is_real(probability) and 0 <= probability < 1):
+        raise ValueError(f"probability={probability!r} is outside [0, 1); the paper's is 0.5.")
 
     def with_zero(spec: Any) -> ArraySpec:
         if isinstance(spec, DiscreteSpec):
@@ -389,8 +387,8 @@ def clip_reward(env: Env, low: float = -1.0, high: float = 1.0) -> Env:
     Raises:
       ValueError: unless low < high.
     """
-    if not low < high:
-        raise ValueError(f"low={low} is not below high={high}.")
+    if not (_is_real(low) and _is_real(high) and low < high):
+        raise ValueError(f"low={low!r} is not below high={high!r}; use -1 and 1.")
     return _map_reward(env, lambda reward: jnp.clip(reward, low, high))
 
 
@@ -405,8 +403,8 @@ def scale_reward(env: Env, factor: float) -> Env:
     Raises:
       ValueError: for a factor that is 0 or not finite.
     """
-    if factor == 0 or not math.isfinite(factor):
-        raise ValueError(f"factor={factor} would destroy the rewards; use a finite number other than 0.")
+    if not _is_real(factor) or factor == 0 or not math.isfinite(factor):
+        raise ValueError(f"factor={factor!r} would destroy the rewards; use a finite number other than 0.")
     return _map_reward(env, lambda reward: reward * factor)
 
 
@@ -474,6 +472,10 @@ def _add_info(timestep: TimeStep, **info: Array) -> TimeStep:
 
 def _where(condition: Array, new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
+
+
+def _is_real(value: Any) -> bool:
+    return is_number(value) or getattr(value, "ndim", None) == 0  # An array of one number is one too.
 
 
 def _is_spec(spec: Any) -> bool:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podium.ranges import check_value
 from podium.types import Array, EnvSpec, Key, PyTree, TimeStep
 
 
@@ -82,11 +83,10 @@ def auto_reset(env: Env, pool_size: int | None = None, pool_seed: int = 0) -> En
       pool_seed: of the pool.
 
     Raises:
-      ValueError: for a negative `pool_size`.
+      ValueError: for a `pool_size` that is no integer of 0 or more.
     """
     pool_size = env.pool_size if pool_size is None else pool_size
-    if pool_size < 0:
-        raise ValueError(f"pool_size={pool_size} is negative; use 0 (fresh resets) or a positive number of states.")
+    check_value("pool_size", pool_size, "naturals", "use 0 (fresh resets) or a positive number of states")
     if env.resets_itself:
         return env
     if env.random_first_length:
