@@ -16,6 +16,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -243,8 +244,10 @@ def register(name: str, factory: Callable[..., Env | HostEnvFactory]) -> None:
     """Make `make(name, **options)` call `factory(**options)`; the factory's signature says which options there are.
 
     Raises:
-      ValueError: for a name that is taken.
+      ValueError: for a name that is taken, or a factory that is no function.
     """
+    if not callable(factory):
+        raise ValueError(f"factory={reprlib.repr(factory)} must be a function that returns the environment.")
     if name in names():
         raise ValueError(f"{name!r} is taken already; choose another name.")
     _factories[name] = factory
@@ -281,7 +284,13 @@ def _call_factory(name: str, **options: Any) -> Env | HostEnvFactory:
         parameters = inspect.signature(factory).parameters
         for option, value in options.items():
             check_type(f"{name}: {option}", value, parameters[option].default)
-    return factory(**options)
+    made = factory(**options)
+    if not isinstance(made, Env | HostEnvFactory):
+        raise ValueError(
+            f"the factory of {name} returned {reprlib.repr(made)}, which is neither a podium.Env nor a "
+            "podium.HostEnvFactory."
+        )
+    return made
 
 
 def _factory_options(name: str) -> list[str] | None:

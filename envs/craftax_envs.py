@@ -24,6 +24,7 @@ import numpy as np
 from podium.env import Env, restart, transition
 from podium.envs import suites
 from podium.envs.simulators import import_simulator
+from podium.ranges import check_type
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree, TimeStep
 
 PREFIX = "craftax/"
@@ -55,6 +56,8 @@ def make(name: str, **options: Any) -> Env:
     shared, own = suites.split_options(name, options, fields)
     if "max_timesteps" in own:
         suites.check_limit("max_timesteps", own["max_timesteps"])
+    for option, value in own.items():
+        check_type(f"{name}: {option}", value, getattr(game.default_params, option))
     params = game.default_params.replace(**own)
     return shared.wrap(_adapt(name, game, params), POOL_SIZE)
 

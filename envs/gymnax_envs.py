@@ -146,7 +146,10 @@ def make(name: str, **options: Any) -> Env:
     env = _construct(name, {k: v for k, v in options.items() if k in constructor_names})
     parameters = {k: v for k, v in options.items() if k not in constructor_names}
     params = _override(name, env.default_params, parameters, constructor_names)
-    return _adapt(name, env, params)
+    try:
+        return _adapt(name, env, params)
+    except (IndexError, TypeError, ZeroDivisionError) as error:
+        raise ValueError(f"gymnax cannot play {name} with {options}: {error}") from error
 
 
 def _adapt(name: str, gymnax_env: Any, params: Any) -> Env:

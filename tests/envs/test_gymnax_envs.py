@@ -143,6 +143,12 @@ def test_bad_values_are_refused(options, message):
         envs.make("CartPole-v1", **options)
 
 
+@pytest.mark.parametrize(("name", "options"), [("Catch-bsuite", {"rows": 0}), ("MemoryChain-bsuite", {"num_bits": 0})])
+def test_sizes_that_gymnax_cannot_play_are_named(name, options):
+    with pytest.raises(ValueError, match=f"gymnax cannot play {name} with {options}"):
+        envs.make(name, **options)
+
+
 def test_array_parameters_keep_their_shape():
     with pytest.raises(ValueError, match=r"available_torque has shape \(2,\)"):
         envs.make("Acrobot-v1", available_torque=[1.0, 2.0])

@@ -55,6 +55,15 @@ def test_unknown_option_names_those_there_are(name, option, hint):
         envs.make(name, **{option: 3})
 
 
+def test_a_factory_is_a_function_that_returns_an_environment(monkeypatch):
+    monkeypatch.setattr(envs, "_factories", dict(envs._factories))
+    with pytest.raises(ValueError, match="factory=Env.* must be a function that returns the environment"):
+        envs.register("test/Made", native.catch())
+    envs.register("test/Nothing", lambda size=3: None)
+    with pytest.raises(ValueError, match="the factory of test/Nothing returned None, which is neither a podium.Env"):
+        envs.make("test/Nothing", flicker=0.5)
+
+
 def test_register_adds_a_name_once():
     envs.register("test/TinyCatch", lambda columns=3: native.catch(4, columns))
     try:

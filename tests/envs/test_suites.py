@@ -313,6 +313,13 @@ def test_a_step_of_mjx_is_whole_steps_of_the_physics(seconds):
 
 
 @pytest.mark.slow
+def test_craftax_refuses_values_of_another_type():
+    need("craftax")
+    with pytest.raises(ValueError, match="day_length='long' must be of type int, as 300 is"):
+        envs.make("craftax/Classic-Symbolic", day_length="long")
+
+
+@pytest.mark.slow
 def test_brax_refuses_what_it_has_not():
     need("brax")
     for options, message in (
