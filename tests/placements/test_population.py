@@ -227,6 +227,7 @@ def test_first_settings_cover_the_space() -> None:
         ({"space": {"rate": (0.1, 0.2)}}, "'rate' is no field of podium.agents.ppo.Config, so it cannot vary"),
         ({"space": {"hidden_sizes": (8, 16)}}, "decides what is compiled, so it cannot vary within a program; these"),
         ({"space": {"gamma": (0.9,)}}, r"gamma=\(0.9,\) must be two numbers or more"),
+        ({"space": {"gamma": 0.9}}, "gamma=0.9 must be two numbers or more"),
         ({"space": {"gamma": (0.9, 1.5)}}, "gamma=1.5 must be between 0 and 1"),
         ({"space": {"entropy_coef": (0.0, 0.1)}}, "entropy_coef begins at 0.0, and members multiply what they vary"),
         ({"space": {"activation": ("tanh", "relu")}}, "activation='tanh' decides what is compiled, so it cannot vary"),
