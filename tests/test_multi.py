@@ -196,3 +196,12 @@ def blind(spec: EnvSpec) -> EnvSpec:
 def test_each_ones_spec() -> None:
     one = spec_of_one(team().spec)
     assert one.obs.view.shape == (CUES,) and one.action.shape == () and one.num_agents is None
+
+
+def test_agents_that_act_between_different_bounds_share_no_policy() -> None:
+    """That of the first would be taken for all."""
+    spec = EnvSpec(
+        "arms", ArraySpec((2, 3)), ArraySpec((2, 1), np.float32, -1, np.array([[1.0], [2.0]])), 5, num_agents=2
+    )
+    with pytest.raises(ValueError, match=r"agents of arms act between different bounds \(high=\[\[1.0\], \[2.0\]\]\)"):
+        spec_of_one(spec)

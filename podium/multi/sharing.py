@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from podium.agent import ActOutput, Agent, Plan, Replay, Transform, check_is_agent
 from podium.ranges import check_positive
@@ -107,9 +108,17 @@ def spec_of_one(spec: EnvSpec) -> EnvSpec:
     """Return what an environment of agents that act together is to each of them.
 
     Raises:
-      ValueError: it has one agent.
+      ValueError: it has one agent, or the bounds of what agents do differ from agent to agent.
     """
     number = number_of(spec)
+    if isinstance(spec.action, ArraySpec) and tuple(spec.action.shape[:1]) == (number,):
+        for name in ("low", "high"):
+            bound = np.broadcast_to(getattr(spec.action, name), spec.action.shape)
+            if not np.array_equal(bound, np.broadcast_to(bound[:1], bound.shape)):
+                raise ValueError(
+                    f"agents of {spec.name} act between different bounds ({name}={bound.tolist()}), and one policy for "
+                    "all knows one; scale actions to the same, such as [-1, 1], or use podium.multi.groups."
+                )
 
     def one(leaf: ArraySpec | DiscreteSpec) -> ArraySpec | DiscreteSpec:
         if tuple(leaf.shape[:1]) != (number,):
