@@ -13,10 +13,12 @@ import podium
 from podium import envs
 from podium.agent import ActOutput
 from podium.agents import ppo
-from podium.env import Env
+from podium.commands import replay
+from podium.env import Env, restart, transition
 from podium.evaluate import Policy, make_evaluator, make_host_evaluator
 from podium.host import on_host
 from podium.schedule import EvaluationPlan, Schedule, cut_in_words, make_schedule
+from podium.types import ArraySpec, DiscreteSpec, EnvSpec
 
 AGENT = ppo.make(ppo.Config(hidden_sizes=(8,)))
 
@@ -41,6 +43,19 @@ def test_the_return_of_a_known_policy() -> None:
     right, left = play(always(1), env), play(always(0), env)
     assert (right["eval_return"], right["eval_length"], right["eval_unfinished"]) == (1, 5, 0)
     assert (left["eval_return"], left["eval_length"], left["eval_unfinished"]) == (0, 30, 0)
+
+
+def test_replayed_returns_are_those_of_an_evaluation() -> None:
+    """Of two who take turns that of who moved first, who wins where the other's move is illegal; of a team the mean."""
+    game = envs.make("podium/TicTacToe")
+    (episode,) = replay.play(podium.Policy(always(0), (), game.spec), game, 1)
+    assert (episode.episode_return, episode.length, episode.ending) == (1.0, 2, "terminated")
+
+    spec = EnvSpec("team", ArraySpec((2, 1)), DiscreteSpec(2, shape=(2,)), 3, num_agents=2)
+    step = lambda key, t, action: (t + 1, transition(jnp.zeros((2, 1)), [1.0, 2.0], t == 2))
+    team = Env(spec, lambda key: (jnp.int32(0), restart(jnp.zeros((2, 1)))), step)
+    (episode,) = replay.play(podium.Policy(always(0), (), spec), team, 1)
+    assert (episode.episode_return, episode.length) == (4.5, 3)
 
 
 def test_what_is_no_policy_and_where_it_cannot_act_are_refused() -> None:

@@ -15,6 +15,7 @@ import podium
 from podium.commands import cache, plugins
 from podium.commands.console import read_flags
 from podium.env import Env
+from podium.episodes import gained
 from podium.evaluate import Episodes, Policy, longest_episode
 from podium.files import write_atomic
 from podium.host import HostEnvFactory
@@ -75,6 +76,9 @@ def play(
 ) -> list[Episode]:
     """Play episodes side by side, and keep the states before every action and at the end.
 
+    Returns are those of `podium.evaluate`: of agents that act together their mean; where two take turns, that of who
+    moved first.
+
     Args:
       policy: to act.
       env: a pure one that does not reset itself, or one on the CPU.
@@ -110,17 +114,19 @@ def _play(policy: Policy, env: Env, episodes: int, seed: int, max_steps: int, gr
     obs, history = timestep.obs, [jax.device_get(env_state)]
     returns, lengths = np.zeros(episodes), np.zeros(episodes, int)
     endings = ["cut"] * episodes
-    running = np.ones(episodes, bool)
+    running, sign = np.ones(episodes, bool), np.ones(episodes)
     for t in range(max_steps):
         env_state, timestep, carry = step(t, env_state, obs, carry, first)
         obs, first = timestep.obs, np.zeros(episodes, bool)
         history.append(jax.device_get(env_state))
-        returns += np.where(running, np.asarray(timestep.info.get("raw_reward", timestep.reward)), 0.0)
+        reward, sign = gained(timestep, sign)
+        returns += np.where(running, reward, 0.0)
         lengths += running
-        terminated, truncated = np.asarray(timestep.terminated), np.asarray(timestep.truncated)
-        for i in np.flatnonzero(running & (terminated | truncated)):
+        terminated = np.asarray(timestep.terminated)
+        ended = np.asarray(timestep.info.get("episode_end", timestep.last))
+        for i in np.flatnonzero(running & ended):
             endings[i] = "terminated" if terminated[i] else "truncated"
-        running &= ~(terminated | truncated)
+        running &= ~ended
         if not running.any():
             break
     return [
