@@ -103,7 +103,7 @@ class RunFolder:
         """
         check_is_path(path)
         path = Path(path)
-        if not path.is_dir():
+        if not _is_folder(path):
             raise ValueError(f"run_dir={path} is no folder; give the folder of an earlier run.")
         try:
             record = json.loads((path / CONFIG).read_text())
@@ -170,6 +170,14 @@ def check_is_path(path: Any) -> None:
         raise ValueError(f"run_dir={path!r} must be the path of a folder.")
 
 
+def _is_folder(path: Path) -> bool:
+    """Tell whether a path is that of a folder; not where it is longer than any, or behind one that is closed."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def check_new_folder(path: Path | str, min_free_bytes: int = MIN_FREE_BYTES) -> None:
     """Check that a run folder can be made, and make nothing.
 
@@ -177,6 +185,7 @@ def check_new_folder(path: Path | str, min_free_bytes: int = MIN_FREE_BYTES) -> 
       ValueError: as `RunFolder.create` does.
     """
     check_is_path(path)
+    _check_name(Path(path))
     _check_vacant(Path(path))
     _check_space(Path(path), min_free_bytes)
 
@@ -222,6 +231,19 @@ def default_run_dir(name: str) -> Path:
     while candidate.exists():
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
     return candidate
+
+
+def _check_name(path: Path) -> None:
+    """Refuse a path that names no folder of its own, or that no disk can hold."""
+    if path.name in ("", ".."):
+        raise ValueError(f"run_dir={str(path)!r} names no new folder; choose another --run-dir, such as runs/mine.")
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # What is not there yet.
+    except (OSError, ValueError) as error:  # ValueError: a null byte.
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"run_dir={str(path)!r} can name no folder ({reason}); choose another --run-dir.") from None
 
 
 def _check_vacant(path: Path) -> None:

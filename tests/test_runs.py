@@ -15,7 +15,7 @@ import pytest
 
 from podium import runs
 from podium.files import to_jsonable, write_atomic, write_json
-from podium.runs import RunFolder, compare_config, default_run_dir
+from podium.runs import RunFolder, check_new_folder, compare_config, default_run_dir
 
 
 def test_create_and_open(tmp_path: Path):
@@ -62,6 +62,25 @@ def test_refuses_a_file_in_the_way(tmp_path: Path):
     with pytest.raises(ValueError, match="is a file; choose another --run-dir"):
         RunFolder.create(tmp_path / "file" / "x" / "run", {})
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (".", "names no new folder; choose another --run-dir"),
+        ("", "names no new folder"),
+        ("..", "names no new folder"),
+        ("a" * 300, r"can name no folder \(File name too long\); choose another --run-dir"),
+        ("a\0b", r"can name no folder \(embedded null byte\)"),
+    ],
+)
+def test_refuses_what_can_name_no_folder(name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=words):
+        check_new_folder(name)
+    with pytest.raises(ValueError, match=r"^run_dir="):
+        RunFolder.open(name)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
