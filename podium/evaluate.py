@@ -16,7 +16,7 @@ from podium.agent import Agent, fresh_carry
 from podium.env import Env, traced_once
 from podium.episodes import any_agent, gained
 from podium.host import HostEnv, HostEnvFactory, check_is_env
-from podium.ranges import check_positive, check_value
+from podium.ranges import check_positive, check_seed, check_value
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree
 
 DEFAULT_MAX_STEPS = 10_000
@@ -100,8 +100,7 @@ def make_evaluator(
       ValueError: for numbers that are not positive.
     """
     env = env.evaluation or env
-    usual = max_steps or longest_episode(env.spec)
-    check_positive(num_episodes=num_episodes, max_steps=usual)
+    usual = _bound(env.spec, num_episodes, max_steps)
     env = traced_once(env)
 
     def evaluate(
@@ -139,6 +138,16 @@ def make_evaluator(
         }
 
     return evaluate
+
+
+def _bound(spec: EnvSpec, num_episodes: int, max_steps: int | None) -> int:
+    """Return after how many steps an episode is cut, after checking both numbers, which programs count with int32."""
+    usual = longest_episode(spec) if max_steps is None else max_steps
+    check_positive(num_episodes=num_episodes, max_steps=usual)
+    for name, value in (("num_episodes", num_episodes), ("max_steps", usual)):
+        if value >= 2**31:
+            raise ValueError(f"{name}={value} is more than can be counted; use at most 2**31 - 1.")
+    return usual
 
 
 def _act(
@@ -199,8 +208,7 @@ def make_host_evaluator(
       ValueError: for numbers that are not positive.
     """
     task = envs.evaluation or envs
-    usual = max_steps or longest_episode(task.spec)
-    check_positive(num_episodes=num_episodes, max_steps=usual)
+    usual = _bound(task.spec, num_episodes, max_steps)
 
     @functools.partial(jax.jit, static_argnames="greedy")
     def act(play_key: Key, t: Array, params: PyTree, carry: PyTree, obs: PyTree, greedy: bool) -> tuple[Array, PyTree]:
@@ -269,7 +277,8 @@ def evaluate(
         got = reprlib.repr(policy)
         raise ValueError(f"policy={got} is no Policy; give what podium.load returns, or podium.train(...).policy.")
     check_is_env(env)
-    check_value("seed", seed, "naturals", "0 is usual")
+    check_seed(seed)
+    check_value("greedy", greedy, "flags", "True is usual")
     _check_fits(policy.spec, env.spec)
     function: Callable[..., dict[str, Array] | None]
     if isinstance(env, HostEnvFactory):

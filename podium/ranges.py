@@ -212,6 +212,12 @@ def check_positive(**values: Any) -> None:
             raise ValueError(f"{name}={value!r} must be a positive integer.")
 
 
+def check_seed(seed: Any) -> None:
+    """Raise ValueError for what is no seed of JAX's, which knows 32 bits: a larger one would be another's twin."""
+    if not is_integer(seed, 0, 2**32 - 1):
+        raise ValueError(f"seed={seed!r} must be an integer from 0 to 2**32 - 1; 0 is usual.")
+
+
 def check_divides(num_envs: int, number: int, what: str, unit: int | None = None) -> None:
     """Raise ValueError where `number` of `what` do not share the environments evenly; `unit` would be fine for all."""
     if num_envs % number:

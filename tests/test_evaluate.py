@@ -75,8 +75,17 @@ def test_what_is_no_policy_and_where_it_cannot_act_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             podium.evaluate(policy, elsewhere, 4)
-    with pytest.raises(ValueError, match="seed=-1 must be an integer of 0 or more"):
-        podium.evaluate(policy, env, 4, seed=-1)
+    changes: Any
+    for changes, words in (
+        ({"seed": -1}, r"seed=-1 must be an integer from 0 to 2\*\*32 - 1"),
+        ({"seed": 2**32}, "seed=4294967296 must be an integer"),  # JAX would take it for 0.
+        ({"max_steps": 0}, "max_steps=0 must be a positive integer"),
+        ({"max_steps": 2**31}, r"max_steps=2147483648 is more than can be counted; use at most 2\*\*31 - 1"),
+        ({"num_episodes": 2**31}, "num_episodes=2147483648 is more than can be counted"),
+        ({"greedy": "no"}, "greedy='no' must be True or False"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            podium.evaluate(policy, env, **{"num_episodes": 4, **changes})
     assert podium.evaluate(policy, envs.make("podium/Corridor", length=6, max_steps=9), 4)["eval_length"] == 9
 
 
