@@ -8,12 +8,12 @@ from typing import Any
 
 import jax
 
-from podium.agent import Agent
+from podium.agent import Agent, check_is_agent
 from podium.checkpoint import Checkpoints
 from podium.env import Env
 from podium.evaluate import Policy
 from podium.gated import gated
-from podium.host import HostEnvFactory
+from podium.host import HostEnvFactory, check_is_env
 from podium.league import league
 from podium.multi import groups, shared
 from podium.ranges import is_integer
@@ -53,12 +53,14 @@ def load(
     """
     folder = RunFolder.open(run_dir)
     env = load_env(folder) if env is None else env
+    check_is_env(env)
     agent = _load_agent(folder, env) if agent is None else agent
+    check_is_agent(agent)
     seeds = folder.config.get("seeds")
     if not is_integer(seeds, 1):
         raise ValueError(f"The config of {folder.path} has seeds={seeds!r}, where a positive integer should be.")
-    if not 0 <= seed < seeds:
-        raise ValueError(f"seed={seed} is none of the run's {seeds} seeds; use 0 to {seeds - 1}.")
+    if not is_integer(seed, 0, seeds - 1):
+        raise ValueError(f"seed={seed!r} is none of the run's {seeds} seeds; use 0 to {seeds - 1}.")
 
     def states(key: jax.Array) -> PyTree:
         init = lambda key: agent.init(key, env.spec)

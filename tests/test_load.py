@@ -16,6 +16,7 @@ from podium.agent import Agent
 from podium.agents import alphazero, dqn, ppo
 from podium.gated import gated
 from podium.multi import groups, shared
+from podium.runs import RunFolder
 from podium.varied import varied
 
 PPO = ppo.Config(hidden_sizes=(4,), num_epochs=1, num_minibatches=1)
@@ -54,6 +55,20 @@ MADE: dict[str, tuple[Callable[[], Agent], Any]] = {
         TIC_TAC_TOE,
     ),
 }
+
+
+def test_what_is_of_another_kind_is_refused(tmp_path: Path) -> None:
+    config = {"agent": {"name": "ppo"}, "env": {"name": "podium/Catch", "options": {}}, "seeds": 2}
+    RunFolder.create(tmp_path / "run", config)
+    changes: Any
+    for changes, words in (
+        ({"seed": "0"}, "seed='0' is none of the run's 2 seeds; use 0 to 1"),
+        ({"seed": 1.0}, "seed=1.0 is none of"),
+        ({"agent": "ppo"}, "agent='ppo' is no Agent; make one"),
+        ({"env": "podium/Catch"}, "env='podium/Catch' is neither"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            podium.load(tmp_path / "run", **changes)
 
 
 @pytest.mark.slow
