@@ -67,7 +67,7 @@ def train(
       rollout_length: steps of each environment an iteration, T; None takes the agent's own (under `Evolution`, which
         plays whole episodes, the environment's limit).
       placement: where everything runs; None is `Anakin()`, every device.
-      seed: fixes everything random.
+      seed: fixes everything random; below 2^32.
       seeds: independent runs in one program; metrics then are lists, one number a seed.
       num_lanes: groups of environments that shuffle apart; None chooses (8 where that divides). The number of devices
         must divide it; results depend on it, and on the number of devices they do not.
@@ -100,7 +100,7 @@ def train(
     """
     if resume and run_dir is None:
         raise ValueError("resume=True needs run_dir, the folder of the run to resume.")
-    num_steps, num_envs, rollout_length, seeds, num_lanes, eval_episodes, keep_checkpoints = _integers(
+    num_steps, num_envs, rollout_length, seeds, num_lanes, eval_episodes, keep_checkpoints = integers(
         1,
         num_steps=num_steps,
         num_envs=num_envs,
@@ -110,7 +110,7 @@ def train(
         eval_episodes=eval_episodes,
         keep_checkpoints=keep_checkpoints,
     )
-    seed, eval_every, eval_steps, checkpoint_every, log_every = _integers(
+    seed, eval_every, eval_steps, checkpoint_every, log_every = integers(
         0,
         seed=seed,
         eval_every=eval_every,
@@ -219,13 +219,14 @@ def usual_length(placement: Placement, agent: Agent, env: Env | HostEnvFactory) 
     return agent.rollout_length
 
 
-def _integers(least: int, **values: Any) -> Iterable[Any]:
+def integers(least: int, **values: Any) -> Iterable[Any]:
     """Return the values, as Python's integers; raise ValueError for one that is no integer of at least `least`.
 
-    None leaves the choice, and passes. Steps are counted below 2^63, and what an array may have below 2^31.
+    None leaves the choice, and passes. Steps are counted below 2^63, and what an array may have below 2^31. A seed has
+    32 bits: JAX would take a larger one for another.
     """
     for name, value in values.items():
-        bits = 63 if "step" in name or "every" in name or name == "seed" else 31
+        bits = 32 if name == "seed" else 63 if "step" in name or "every" in name else 31
         if is_integer(value, 2**bits):
             raise ValueError(
                 f"{name}={value!r} is more than can be counted; use at most 2**{bits} - 1 = {2**bits - 1}."

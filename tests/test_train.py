@@ -333,7 +333,7 @@ BAD_INTERVALS = [
     (name, value)
     for name in ("eval_every", "eval_steps", "checkpoint_every", "log_every", "seed")
     for value in (-1, 2.5, True, math.nan, 2**63)
-]
+] + [("seed", 2**32)]
 
 
 @pytest.mark.parametrize(("name", "value"), [*BAD_SIZES, *BAD_INTERVALS, ("wandb", "on"), ("env", "podium/Cach")])
