@@ -32,13 +32,14 @@ from podium.host import HostEnvFactory
 from podium.loop import Result
 from podium.narrow import narrow
 from podium.placement.anakin import Anakin
-from podium.ranges import check_positive, check_value, is_integer, is_number, largest_divisor, nearest_multiples
+from podium.placement.contract import Program
+from podium.ranges import is_integer, is_number, largest_divisor, nearest_multiples
 from podium.report import nbytes
-from podium.runs import CONFIG, check_new_folder
+from podium.runs import CONFIG, check_is_path, check_new_folder
 from podium.schedule import Schedule, make_schedule
 from podium.space import Setting, Space, listed, settings_of
 from podium.sweep_table import Group, Progress, command_of, first_reaching, rank, rows_of, write
-from podium.train import agent_record, resolve_env, train, usual_length
+from podium.train import agent_record, integers, resolve_env, train, usual_length
 from podium.types import is_spec
 from podium.varied import check_field, may_vary, varied
 
@@ -137,10 +138,20 @@ def sweep(
       ValueError: for anything out of range, before anything is compiled or written.
     """
     make, config = _resolve(make, config)
-    check_positive(seeds=seeds, **({} if at_once is None else {"at_once": at_once}))
-    check_value("seed", seed, "naturals", "0 is usual")
+    num_steps, num_envs, rollout_length, seeds, at_once, eval_episodes = integers(
+        1,
+        num_steps=num_steps,
+        num_envs=num_envs,
+        rollout_length=rollout_length,
+        seeds=seeds,
+        at_once=at_once,
+        eval_episodes=eval_episodes,
+    )
+    seed, eval_every = integers(0, seed=seed, eval_every=eval_every)
     if threshold is not None and not (is_number(threshold) and math.isfinite(threshold)):
         raise ValueError(f"threshold={threshold!r} must be a finite number, a return; use None for no threshold.")
+    if run_dir is not None:
+        check_is_path(run_dir)
     if resume and run_dir is None:
         raise ValueError("resume=True needs run_dir, the folder of the sweep to resume.")
     if not isinstance(space, Mapping):
@@ -159,13 +170,19 @@ def sweep(
         at_once = before.get("at_once")
     at_once = _at_once(agents[0], made, num_envs, length, seeds, len(settings), at_once)
     groups = _grouped(make, config, settings, at_once)
-    for group in groups:
-        _devices(devices, len(group.numbers), seeds)
     longest = longest_evaluated(made)
     schedule = make_schedule(
         num_steps, num_envs * length, eval_every, eval_episodes=eval_episodes, longest_episode=longest
     )
     _check_halvings(halve_at, schedule, len(settings))
+    evaluations: dict[str, Any] = {"eval_every": eval_every, "eval_episodes": eval_episodes}
+    if halve_at:  # Those of the whole run, not of a rung.
+        plan = schedule.evaluation
+        evaluations["eval_every"] = schedule.evaluate * schedule.steps_per_update
+        evaluations |= {"eval_episodes": plan.episodes, "eval_steps": plan.episodes * plan.last_max_steps}
+    trial = _Trial(make, config, made, env, env_options, seeds, devices, num_envs, length, seed, evaluations)
+    for group in groups:
+        trial.program(group)  # Refuses what does not fit, such as minibatches, before others have trained for hours.
     asked = to_jsonable(
         {
             "agent": {"name": agents[0].name, "config": config},
@@ -185,12 +202,6 @@ def sweep(
         check_new_folder(path)
         path.mkdir(parents=True, exist_ok=True)
         write_json(path / RECORD, asked)
-    evaluations: dict[str, Any] = {"eval_every": eval_every, "eval_episodes": eval_episodes}
-    if halve_at:  # Those of the whole run, not of a rung.
-        plan = schedule.evaluation
-        evaluations["eval_every"] = schedule.evaluate * schedule.steps_per_update
-        evaluations |= {"eval_episodes": plan.episodes, "eval_steps": plan.episodes * plan.last_max_steps}
-    trial = _Trial(make, config, made, env, env_options, seeds, devices, num_envs, length, seed, evaluations)
     tried: dict[int, dict[str, Any]] = {}
     ranked = lambda: sorted(tried.values(), key=lambda row: (-row["env_steps"], *rank(row)))
     with contextlib.ExitStack() as stack:
@@ -256,20 +267,23 @@ class _Trial:
             **self.evaluations,
         )
 
+    def program(self, group: Group) -> Program:
+        """Return the program that trains the settings of a group; raises ValueError where there can be none."""
+        return self._placement(group).build(
+            self._agent(group),
+            self.made,
+            num_envs=self.num_envs,
+            rollout_length=self.length,
+            seeds=self.seeds * len(group.numbers),
+        )
+
     def go_on(self, group: Group, indices: Sequence[int], rung: int, runs: Path) -> Group:
         """Return the group of some of the settings of a group, and make the run folder that they go on from."""
         some = group.some(indices, f"{group.folder.split('-rung-')[0]}-rung-{rung}")
         if not (runs / some.folder).exists():
-            program = self._placement(group).build(
-                self._agent(group),
-                self.made,
-                num_envs=self.num_envs,
-                rollout_length=self.length,
-                seeds=self.seeds * len(group.numbers),
-            )
             keep = [index * self.seeds + seed for index in indices for seed in range(self.seeds)]
             agent = self._agent(some)
-            narrow(runs / group.folder, runs / some.folder, program, keep, {"agent": agent_record(agent)})
+            narrow(runs / group.folder, runs / some.folder, self.program(group), keep, {"agent": agent_record(agent)})
         return some
 
     def _agent(self, group: Group) -> Agent:
@@ -312,7 +326,7 @@ def _check_halvings(halve_at: Sequence[int], schedule: Schedule, settings: int) 
 
 def _resolve(make: Any, config: Any) -> tuple[Callable[[Any], Agent], Any]:
     if hasattr(make, "make") and hasattr(make, "Config"):
-        return make.make, make.Config() if config is None else config
+        make, config = make.make, make.Config() if config is None else config
     if not callable(make) or not dataclasses.is_dataclass(config):
         raise ValueError(
             f"make={make!r} must be a module with make and Config, as podium.agents.ppo, or a function of a "
