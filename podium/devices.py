@@ -82,11 +82,8 @@ def resolve_devices(devices: Devices) -> list[jax.Device]:
         return _resolve_of_each_process(devices)
     if devices is None:
         return jax.devices()
-    if not is_integer(devices):
-        if not isinstance(devices, Sequence) or not all(isinstance(device, jax.Device) for device in devices):
-            raise ValueError(f"devices={devices!r} must be a positive integer or a sequence of JAX devices.")
-        if not devices:
-            raise ValueError("devices=[] names no device; leave it out to use all.")
+    _check_kind("devices", devices, "all")
+    if isinstance(devices, Sequence):
         return list(devices)
     message = request_devices(devices)
     if message and len(jax.devices()) == devices:
@@ -131,6 +128,9 @@ def resolve_apart(acting: Devices, learning: Devices) -> tuple[list[jax.Device],
       ValueError: as `resolve_devices` does.
     """
     acting, learning = (1 if given is None else given for given in (acting, learning))
+    if distributed.num_processes() == 1:
+        _check_kind("actor_devices", acting, "one")
+        _check_kind("learner_devices", learning, "one")
     if not is_integer(acting) or not is_integer(learning):
         return resolve_devices(acting), resolve_devices(learning)
     apart = acting + learning <= len(jax.local_devices())
@@ -164,6 +164,17 @@ def _resolve_of_each_process(devices: Devices) -> list[jax.Device]:
         have = f"one of the {len(by_process)} processes has {fewest} ({jax.devices()[0].platform})"
         raise ValueError(f"devices={devices} of each process, but {have}; use at most {fewest}.")
     return [device for own in by_process.values() for device in own[:wanted]]
+
+
+def _check_kind(name: str, devices: Any, usual: str) -> None:
+    """Raise ValueError for what is neither a positive number nor a sequence of devices."""
+    if is_integer(devices, 1):
+        return
+    if not isinstance(devices, Sequence) or not all(isinstance(device, jax.Device) for device in devices):
+        remedy = f"; leave it out to use {usual}" if is_integer(devices) else ""
+        raise ValueError(f"{name}={devices!r} must be a positive integer or a sequence of JAX devices{remedy}.")
+    if not devices:
+        raise ValueError(f"{name}={devices!r} names no device; leave it out to use {usual}.")
 
 
 def _check_number(number: int) -> None:
