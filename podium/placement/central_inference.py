@@ -26,7 +26,7 @@ from podium.placement.compiled.iteration import resolve_lanes
 from podium.placement.compiled.learner import learner_of, learning_bytes
 from podium.placement.contract import EPISODES_RESTART, Asked, Placement, Program, Sizes
 from podium.placement.remote.envs import Engine, place_envs
-from podium.ranges import check_divides, check_fields
+from podium.ranges import check_divides, check_fields, is_number
 from podium.report import Move, Report, Role, roles_on, shares
 from podium.types import Metrics
 
@@ -75,7 +75,7 @@ class CentralInference(Placement):
             naturals=("max_lag", "restarts"),
             positive=("actor_timeout",),
         )
-        if not 0 <= self.max_wait < 10:
+        if not is_number(self.max_wait) or not 0 <= self.max_wait < 10:
             raise ValueError(f"max_wait={self.max_wait!r} must be 0 to 10 seconds; 0 waits for nobody.")
         devices = resolve_devices(self.devices)
         each = self._envs_per_actor(num_envs, len(devices))

@@ -238,6 +238,10 @@ class DistributedActors(Placement):
         for field, usual in {"replay_device": None, "replay_engine": "threads"}.items():
             if not self.replay_apart and getattr(self, field) != usual:
                 raise ValueError(f"{field}={getattr(self, field)!r} is for a replay apart; give replay_apart=True too.")
+        if not isinstance(self.replay_device, jax.Device | None):
+            raise ValueError(
+                f"replay_device={self.replay_device!r} must be a device of JAX's, such as jax.devices()[0]."
+            )
         if self.replay_device is not None and resolve_engine(self.replay_engine, "replay_engine").apart:
             raise ValueError(
                 f"replay_device={self.replay_device!r} is one of this process, but replay_engine="

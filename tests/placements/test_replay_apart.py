@@ -251,6 +251,11 @@ def test_a_worker_that_dies_ends_the_run_with_its_traceback() -> None:
         (AGENTS["dqn"], {"lockstep": True}, "lockstep=True ties rollouts to updates"),
         (AGENTS["dqn"], {"replay_tolerance": 0.0}, "replay_tolerance=0.0 must be finite and greater than 0"),
         (AGENTS["dqn"], {"replay_engine": "gpu"}, "replay_engine='gpu' is not known"),
+        (
+            AGENTS["dqn"],
+            {"replay_device": 0},
+            r"replay_device=0 must be a device of JAX's, such as jax.devices\(\)\[0\]",
+        ),
         (AGENTS["dqn"], {"replay_engine": "ray", "replay_apart": False}, "replay_engine='ray' is for a replay apart"),
         (AGENTS["dqn"], {"replay_engine": "ray", "replay_device": jax.devices()[0]}, "leave one of them out"),
     ],

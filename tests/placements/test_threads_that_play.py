@@ -433,6 +433,7 @@ def test_the_bytes_explained_are_those_that_move() -> None:
         (podium.CentralInference(2, 1, batch_size=1), "batch_size=1 holds not even the envs_per_actor=2"),
         (podium.CentralInference(max_wait=-1.0), "max_wait=-1.0 must be 0 to 10 seconds"),
         (podium.CentralInference(max_wait=float("nan")), "max_wait=nan"),
+        (podium.CentralInference(max_wait="1"), "max_wait='1' must be 0 to 10 seconds"),  # type: ignore[arg-type]
         (podium.CentralInference(queue_depth=0), "queue_depth=0"),
         (podium.CentralInference(max_lag=-1), "max_lag=-1"),
         (podium.CentralInference(restarts=-1), "restarts=-1"),
