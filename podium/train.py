@@ -18,6 +18,7 @@ from podium.host import HostEnvFactory, check_is_env
 from podium.loop import Result, Run
 from podium.placement.anakin import Anakin
 from podium.placement.contract import Placement, Program, check_is_placement
+from podium.placement.remote.engine import check_engines
 from podium.ranges import is_integer, plain
 from podium.recorder import Recorder, check_sinks, make_sinks
 from podium.runs import RunFolder, check_new_folder
@@ -124,6 +125,7 @@ def train(
     check_is_agent(agent)
     placement = Anakin() if placement is None else placement
     check_is_placement(placement)
+    check_engines(placement)
     check_sinks(sinks)
     if rollout_length is None:
         rollout_length = usual_length(placement, agent, env)

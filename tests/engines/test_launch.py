@@ -55,6 +55,24 @@ def test_what_cannot_be_launched_is_refused_before_anything_starts(changes: dict
         podium.launch(A2C, "podium/Catch", num_steps=STEPS, **{"placement": PLACEMENT, **SIZES, **changes})
 
 
+@pytest.mark.parametrize(
+    ("placement", "words"),
+    [
+        (podium.Sebulba(engine="ray"), "engine='ray' has no Ray cluster to live in; use podium.launch"),
+        (podium.ParameterServer(2, engine="ray"), "engine='ray' has no Ray cluster"),
+        (podium.DistributedActors(replay_apart=True, replay_engine="ray"), "replay_engine='ray' has no Ray cluster"),
+    ],
+)
+def test_without_a_cluster_nothing_is_compiled_or_written(
+    placement: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray", reason="the extra ray is not installed")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(ValueError, match=words):
+        podium.train(A2C, "podium/Catch", placement=placement, num_steps=STEPS, run_dir=tmp_path / "run", **SIZES)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.extras
 def test_without_ray_it_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)

@@ -143,3 +143,12 @@ def resolve_engine(engine: Engine | Literal["threads", "ray"], field: str = "eng
     if isinstance(engine, str) or not hasattr(engine, "place"):
         raise ValueError(f"{field}={engine!r} is not known; use {' or '.join(map(repr, ENGINES))}.")
     return engine
+
+
+def check_engines(placement: Any) -> None:
+    """Raise ValueError where an engine of a placement has no cluster to put anything into, before a run begins."""
+    for field in ("engine", "replay_engine"):
+        given: Any = getattr(placement, field, None)
+        engine: Any = ENGINES[given]() if isinstance(given, str) and given in ENGINES else given
+        if hasattr(engine, "require_cluster"):
+            engine.require_cluster(f"{field}={given!r}")

@@ -65,10 +65,14 @@ class RayEngine:
 
     def place(self, name: str, make: Callable[[], Any]) -> RayHandle:
         """Let an actor make the fragment; ValueError without Ray or a cluster, or if `make` cannot be sent."""
+        return RayHandle(self.require_cluster(name), name, make, self)
+
+    def require_cluster(self, who: str) -> Any:
+        """Return the module `ray`; ValueError without it, or where this process has joined no cluster."""
         ray = require_ray()
         if not ray.is_initialized():
-            raise ValueError(f"{name} has no Ray cluster to live in; use podium.launch, or call ray.init() before.")
-        return RayHandle(ray, name, make, self)
+            raise ValueError(f"{who} has no Ray cluster to live in; use podium.launch, or call ray.init() before.")
+        return ray
 
     def actor_options(self) -> dict[str, Any]:
         """Return the options that an actor is made with, the environment variables of its process among them."""
