@@ -157,11 +157,12 @@ class RunFolder:
         write_json(self.summary, summary)
 
     def read_summary(self) -> dict[str, Any] | None:
-        """Return the summary, or None where the run has not ended."""
+        """Return the summary, or None where the run has not ended, or the file holds none."""
         try:
-            return dict(json.loads(self.summary.read_text()))
-        except FileNotFoundError:
+            summary = json.loads(self.summary.read_text())
+        except (OSError, ValueError, RecursionError):
             return None
+        return summary if isinstance(summary, dict) else None
 
 
 def check_is_path(path: Any) -> None:

@@ -15,6 +15,7 @@ from typing import IO, Any, Literal, Protocol
 import numpy as np
 
 from podium.files import to_jsonable, write_atomic
+from podium.ranges import is_number
 
 Row = Mapping[str, Any]
 """Metrics of one chunk: names to numbers, or to lists with one number a seed. `env_steps` is always there."""
@@ -434,13 +435,13 @@ def _parse(data: bytes, path: Path) -> list[tuple[bytes, dict[str, Any]]]:
             continue
         try:
             row = json.loads(line)
-            if not isinstance(row, dict):
-                raise ValueError("not an object")
+            if not isinstance(row, dict) or not is_number(row.get("env_steps", 0)):
+                raise ValueError("not an object of numbers")
         except ValueError:
             if number == len(lines):  # No newline behind it: a kill tore it.
                 break
             raise ValueError(
-                f"{path}, line {number} is not a JSON object; remove the line or restore the file."
+                f"{path}, line {number} is not a JSON object that podium writes; remove the line or restore the file."
             ) from None
         rows.append((line, row))
     return rows

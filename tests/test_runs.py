@@ -40,6 +40,9 @@ def test_create_and_open(tmp_path: Path):
     assert opened.read_summary() is None
     opened.write_summary({"eval_return": float("nan"), "num_devices": np.int32(8)})
     assert opened.read_summary() == {"eval_return": None, "num_devices": 8}
+    for torn in ("{", "[1]", ""):
+        opened.summary.write_text(torn)
+        assert opened.read_summary() is None
 
 
 def test_an_empty_folder_will_do(tmp_path: Path):

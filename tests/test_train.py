@@ -318,8 +318,9 @@ def test_a_refused_run_is_not_announced(run: podium.Result, tmp_path: Path) -> N
     (folder / "checkpoints").touch()
     refuse(r"checkpoints cannot be read \(Not a directory\)", resume=True)
     (folder / "checkpoints").unlink()
-    (folder / "metrics.jsonl").write_text("?\n{}\n")
-    refuse("line 1 is not a JSON object", resume=True)
+    for text in ("?\n{}\n", '{"env_steps": "64"}\n{}\n'):
+        (folder / "metrics.jsonl").write_text(text)
+        refuse("line 1 is not a JSON object", resume=True)
 
 
 # What is refused: before anything is compiled, and without a run folder.
