@@ -99,6 +99,8 @@ def test_lists_have_one_name_a_line(capsys: pytest.CaptureFixture[str]) -> None:
         (["evaluate", "missing"], "missing"),
         (["evaluate", "missing", "--env-options", "rows=3"], "--env"),
         (["replay", "missing"], "missing"),
+        (["replay", "missing", "--gif", "."], "--gif . is no file in a folder that is there"),
+        (["plan", "--json", "none/plan.json"], "--json none/plan.json is no file in a folder that is there"),
         (["train", "--agent", "pppo"], "'ppo'"),
         (["train", "--placement", "sebulpa"], "'sebulba'"),
         (["train", "--placement", "sebulba", "--env", "Cartpole"], "'CartPole-v1'"),

@@ -117,6 +117,12 @@ def _integers(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.Pr
     )
 
 
+def check_file(flag: str, path: Path | None) -> None:
+    """Raise ValueError where no file can be written at `path`, before anything is done for it; None passes."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise ValueError(f"{flag} {path} is no file in a folder that is there; make the folder, or give another file.")
+
+
 def find(argv: Sequence[str], flag: str) -> str | None:
     """Return the value of a flag without reading the others; the last one counts, as for tyro.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import podium
 from podium import agents, envs
 from podium.commands import plugins
-from podium.commands.console import read_flags, read_options
+from podium.commands.console import check_file, read_flags, read_options
 from podium.files import write_json
 from podium.types import ArraySpec
 
@@ -53,6 +53,7 @@ def run(argv: Sequence[str]) -> int:
     """
     plugins.load(argv)
     flags = read_flags(Flags, argv, prog="podium plan")
+    check_file("--json", flags.json)
     if flags.devices is not None and (sentence := podium.request_devices(flags.devices)):
         print(sentence)  # Before anything starts JAX.
     if not 0 <= flags.seed < 2**32:

@@ -13,7 +13,7 @@ import tyro
 
 import podium
 from podium.commands import cache, plugins
-from podium.commands.console import read_flags
+from podium.commands.console import check_file, read_flags
 from podium.env import Env
 from podium.episodes import gained
 from podium.evaluate import Episodes, Policy, longest_episode
@@ -182,6 +182,7 @@ def run(argv: Sequence[str]) -> int:
     plugins.load(argv)
     flags = read_flags(Flags, argv, prog="podium replay")
     _check_picture(flags.fps, flags.max_frames)
+    check_file("--gif", flags.gif)
     if flags.best and flags.step is not None:
         raise ValueError("--best and --step both choose a checkpoint; give one of them.")
     if not 0 <= flags.seed < 2**31:
