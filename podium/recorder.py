@@ -207,14 +207,14 @@ class Recorder:
 
     def _row(self, update: int) -> dict[str, Any]:
         averages = self._tally.averages()
-        return {
+        own = {
             **self._steps(update),
             "updates": update,
             "wall_seconds": self._wall_seconds(),
             "steps_per_second": self._taken(averages, self._tally.updates) / self._tally.seconds,
             "compile_seconds": self._program.compile_seconds,
-            **averages,
         }
+        return {**own, **averages, **own}  # Whatever an agent calls its metrics: a resumed run counts by these.
 
     def _steps(self, update: int) -> dict[str, int]:
         """Return the environment steps so far, and beside them the simulator's frames where a step has several."""

@@ -66,6 +66,18 @@ def test_integers_of_numpy_are_integers(run: podium.Result, tmp_path: Path) -> N
         train(num_envs=True)
 
 
+@pytest.mark.slow
+def test_a_run_counts_by_its_own_numbers_whatever_an_agent_calls_its_metrics() -> None:
+    def grad(key: Any, state: Any, minibatch: Any) -> Any:
+        grads, aux = AGENT.grad(key, state, minibatch)
+        return grads, aux._replace(metrics={**aux.metrics, "env_steps": jnp.float32(7), "updates": jnp.float32(7)})
+
+    arguments: dict[str, Any] = {"num_envs": 16, "rollout_length": 8, "num_steps": 2 * STEPS, "eval_every": 0}
+    agent, placement = AGENT._replace(grad=grad), podium.Anakin(1)
+    result = podium.train(agent, "podium/Catch", placement=placement, log_every=STEPS, progress=False, **arguments)
+    assert [(row["env_steps"], row["updates"]) for row in result.metrics] == [(STEPS, 1), (2 * STEPS, 2)]
+
+
 # Schedules.
 
 
