@@ -70,5 +70,9 @@ def episode_seed(seed: int | None, run_key: Key, update: int) -> int:
 
 
 def seed_after(seed: int, failures: int) -> int:
-    """Return the seed of what is made anew: after a failure episodes are others than those before it."""
-    return (seed + failures * 0x9E3779B1) % 2**31
+    """Return the seed, of 32 bits, of what is made anew: after a failure episodes are others than those before it.
+
+    >>> seed_after(2**32 - 1, 0), seed_after(2**32 - 1, 1)
+    (4294967295, 2654435760)
+    """
+    return (seed + failures * 0x9E3779B1) % 2**32
