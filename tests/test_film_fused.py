@@ -207,6 +207,6 @@ def test_small_stacks_and_whole_observations_are_kept_as_they_are() -> None:
     assert played.trajectory().kept() is played.obs
 
 
-def test_agents_that_learn_from_films_keep_the_contract() -> None:
-    for name in ("ppo", "pqn", "ppo, memory"):
-        check_agent(AGENTS[name](), pictures())
+@pytest.mark.parametrize("name", ["ppo", *(pytest.param(x, marks=pytest.mark.slow) for x in ("pqn", "ppo, memory"))])
+def test_agents_that_learn_from_films_keep_the_contract(name: str) -> None:
+    check_agent(AGENTS[name](), pictures())
