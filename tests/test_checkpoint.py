@@ -14,8 +14,7 @@ import optax
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from podium import checkpoint
-from podium.checkpoint import CheckpointError, Checkpoints, params_sha256
+from podium.checkpoint import CheckpointError, Checkpoints, arrays, leaves, params_sha256
 
 
 class Learner(NamedTuple):
@@ -123,13 +122,13 @@ def test_a_restored_state_runs_the_same_compiled_program(tmp_path: Path):
 
 
 def test_the_caller_may_donate_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    make = checkpoint._checkpointer
+    make = arrays.checkpointer
 
     def slow():
         time.sleep(0.2)  # The write starts long after the donated buffers were overwritten.
         return make()
 
-    monkeypatch.setattr(checkpoint, "_checkpointer", slow)
+    monkeypatch.setattr(arrays, "checkpointer", slow)
     state = {"weights": jnp.arange(200_000.0), "more": jnp.arange(200_000)}
     if jax.device_count() >= 8:
         mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
@@ -150,7 +149,7 @@ def test_what_is_saved_shares_no_memory_with_the_state(tmp_path: Path):
     """Jaxlib does copy a donated buffer that NumPy looks at, but documents no such promise."""
     state = {"jax": jnp.arange(5.0), "numpy": np.arange(5.0)}
     for leaf in state.values():
-        assert not np.shares_memory(np.asarray(leaf), checkpoint._to_host(leaf))
+        assert not np.shares_memory(np.asarray(leaf), leaves.to_host(leaf))
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, state)
     state["numpy"][:] = -7

@@ -21,8 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podium import checkpoint
-from podium.checkpoint import ARRAYS, DESCRIPTION, MANIFEST, CheckpointError, Checkpoints
+from podium.checkpoint import ARRAYS, DESCRIPTION, MANIFEST, CheckpointError, Checkpoints, arrays, files
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = {"w": jnp.zeros((50, 40)), "count": jnp.zeros((), int)}
@@ -39,7 +38,7 @@ def files_of(folder: Path) -> list[Path]:
 def reseal(folder: Path) -> None:
     """Write the manifest anew, as somebody who means harm would."""
     (folder / MANIFEST).unlink()
-    (folder / MANIFEST).write_bytes(checkpoint._encode_manifest(folder))
+    (folder / MANIFEST).write_bytes(files.encode_manifest(folder))
 
 
 @pytest.fixture
@@ -65,9 +64,9 @@ def assert_falls_back(checkpoints: Checkpoints, message: str) -> None:
 
 def test_a_flipped_bit_anywhere_is_detected(checkpoints: Checkpoints):
     rng = random.Random(0)
-    files = files_of(checkpoints.directory / "20")
-    assert {MANIFEST, DESCRIPTION} < {path.name for path in files} and len(files) > 5
-    for path in files:
+    paths = files_of(checkpoints.directory / "20")
+    assert {MANIFEST, DESCRIPTION} < {path.name for path in paths} and len(paths) > 5
+    for path in paths:
         good = path.read_bytes()
         for offset in {0, len(good) - 1, *(rng.randrange(len(good)) for _ in range(6))}:
             bad = bytearray(good)
@@ -177,8 +176,8 @@ def test_pickles_are_never_opened(checkpoints: Checkpoints, tmp_path: Path):
 )
 def test_a_manifest_cannot_point_outside(checkpoints: Checkpoints, name: str):
     path = checkpoints.directory / "20" / MANIFEST
-    files = json.loads(path.read_bytes())["files"]
-    path.write_bytes(checkpoint._encode({**files, name: {"size": 1, "sha256": "0" * 64}}))
+    listed = json.loads(path.read_bytes())["files"]
+    path.write_bytes(files.encode({**listed, name: {"size": 1, "sha256": "0" * 64}}))
     assert_falls_back(checkpoints, "names the unsafe path")
 
 
@@ -322,7 +321,7 @@ def test_a_failed_save_surfaces_once(checkpoints: Checkpoints, monkeypatch: pyte
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_checkpointer", full)
+        patch.setattr(arrays, "checkpointer", full)
         checkpoints.save(30, state_at(30))
         while checkpoints._pending is not None and not checkpoints._pending.done():
             time.sleep(0.01)
@@ -342,8 +341,8 @@ def test_a_failed_save_surfaces_once(checkpoints: Checkpoints, monkeypatch: pyte
 
 
 def test_check_does_not_wait(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch):
-    make = checkpoint._checkpointer
-    monkeypatch.setattr(checkpoint, "_checkpointer", lambda: time.sleep(0.3) or make())
+    make = arrays.checkpointer
+    monkeypatch.setattr(arrays, "checkpointer", lambda: time.sleep(0.3) or make())
     checkpoints.save(30, state_at(30))
     start = time.perf_counter()
     checkpoints.check()
@@ -362,9 +361,9 @@ def test_a_file_in_the_way_is_named(tmp_path: Path):
 
 def test_the_manifest_holds_plain_sha256(checkpoints: Checkpoints):
     folder = checkpoints.directory / "20"
-    files = json.loads((folder / MANIFEST).read_bytes())["files"]
-    assert set(files) == {path.relative_to(folder).as_posix() for path in files_of(folder)} - {MANIFEST}
-    for name, entry in files.items():
+    listed = json.loads((folder / MANIFEST).read_bytes())["files"]
+    assert set(listed) == {path.relative_to(folder).as_posix() for path in files_of(folder)} - {MANIFEST}
+    for name, entry in listed.items():
         assert entry == {
             "size": (folder / name).stat().st_size,
             "sha256": hashlib.sha256((folder / name).read_bytes()).hexdigest(),
