@@ -2,15 +2,17 @@
 
 They compose in any order, with `auto_reset` inside or outside, but for one pair: `time_limit` goes inside `auto_reset`
 (it says so). Every wrapper leaves `next_obs` the true last observation. One that keeps state of its own starts it
-afresh with each episode, also on an environment that resets itself.
+afresh with each episode, also on an environment that resets itself. What an evaluation plays is wrapped alike, where
+that is another environment (`Env.evaluation`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +48,22 @@ class WrappedState(NamedTuple):
     own: PyTree
 
 
+_Wrapper = TypeVar("_Wrapper", bound=Callable[..., Env])
+
+
+def _evaluation_too(wrapper: _Wrapper) -> _Wrapper:
+    """Return a wrapper that wraps what an evaluation plays as well."""
+
+    @functools.wraps(wrapper)
+    def both(env: Env, *args: Any, **kwargs: Any) -> Env:
+        wrapped = wrapper(env, *args, **kwargs)
+        played = None if env.evaluation is None else both(env.evaluation, *args, **kwargs)
+        return wrapped._replace(evaluation=played)
+
+    return both  # type: ignore[return-value]
+
+
+@_evaluation_too
 def time_limit(env: Env, max_steps: int) -> Env:
     """Truncate every episode after `max_steps` steps.
 
@@ -87,6 +105,7 @@ class _Episode(NamedTuple):
     episode_length: Array
 
 
+@_evaluation_too
 def episode_statistics(env: Env) -> Env:
     """Report returns and lengths: `info["episode_return"]` float32 and `info["episode_length"]` int32.
 
@@ -109,6 +128,7 @@ def episode_statistics(env: Env) -> Env:
     return _remember(env, begin, advance)
 
 
+@_evaluation_too
 def frame_stack(env: Env, num_frames: int) -> Env:
     """Show the last `num_frames` observations at once, oldest first, concatenated on the last axis.
 
@@ -166,6 +186,7 @@ class _LastAction(NamedTuple):
     exists: Array
 
 
+@_evaluation_too
 def sticky_actions(env: Env, probability: float = 0.25) -> Env:
     """Repeat the previous action instead of the new one with some probability (Machado et al. 2018, section 5.2).
 
@@ -177,10 +198,11 @@ def sticky_actions(env: Env, probability: float = 0.25) -> Env:
       probability: in [0, 1); the paper uses 0.25.
 
     Raises:
-      ValueError: for a probability outside [0, 1).
+      ValueError: for a probability outside [0, 1), or where players take turns: the last action is another's.
     """
     if not (_is_real(probability) and 0 <= probability < 1):
         raise ValueError(f"probability={probability!r} is outside [0, 1); the paper uses 0.25.")
+    _check_no_turns(env, "sticky_actions")
 
     def nothing() -> _LastAction:
         return _LastAction(env.spec.action.zeros(), jnp.zeros((), bool))
@@ -202,6 +224,7 @@ def sticky_actions(env: Env, probability: float = 0.25) -> Env:
     return env._replace(reset=reset, step=step, render=_render_inside(env))
 
 
+@_evaluation_too
 def action_repeat(env: Env, num_repeats: int) -> Env:
     """Take every action `num_repeats` times, or until the episode ends; the rewards are summed.
 
@@ -213,11 +236,12 @@ def action_repeat(env: Env, num_repeats: int) -> Env:
       num_repeats: at least 1.
 
     Raises:
-      ValueError: for a number below 1.
+      ValueError: for a number below 1, or where players take turns: the next move is another's.
     """
     check_value("num_repeats", num_repeats, "counts", "use 1 (no change) or more")
     if num_repeats == 1:
         return env
+    _check_no_turns(env, "action_repeat")
     limit = env.spec.max_episode_steps
     spec = dataclasses.replace(unstacked(env.spec), max_episode_steps=limit and -(-limit // num_repeats))
 
@@ -236,6 +260,7 @@ def action_repeat(env: Env, num_repeats: int) -> Env:
     return env._replace(spec=spec, step=step)
 
 
+@_evaluation_too
 def show_last_action(env: Env) -> Env:
     """Add the last action and the reward it got to what is observed, for policies with memory (Espeholt et al. 2018).
 
@@ -274,6 +299,7 @@ def show_last_action(env: Env) -> Env:
     return env._replace(spec=spec, reset=reset, step=step)
 
 
+@_evaluation_too
 def flicker(env: Env, probability: float = 0.5) -> Env:
     """Show nothing, all zeros, in place of an observation with some probability (Hausknecht and Stone 2015, section 5).
 
@@ -342,6 +368,7 @@ def random_first_length(env: Env) -> Env:
     return env._replace(random_first_length=True)
 
 
+@_evaluation_too
 def truncate_nonfinite(env: Env) -> Env:
     """Cut an episode where the simulator loses its numbers, in place of handing on NaN or infinity.
 
@@ -381,6 +408,7 @@ def truncate_nonfinite(env: Env) -> Env:
     return _remember(env._replace(spec=unstacked(env.spec)), begin, advance)
 
 
+@_evaluation_too
 def clip_reward(env: Env, low: float = -1.0, high: float = 1.0) -> Env:
     """Clip rewards to [low, high]; `info["raw_reward"]` keeps what the innermost environment paid.
 
@@ -392,11 +420,13 @@ def clip_reward(env: Env, low: float = -1.0, high: float = 1.0) -> Env:
     return _map_reward(env, lambda reward: jnp.clip(reward, low, high))
 
 
+@_evaluation_too
 def sign_reward(env: Env) -> Env:
     """Keep only the sign of rewards, -1, 0 or 1 (Mnih et al. 2015); `info["raw_reward"]` keeps what was paid."""
     return _map_reward(env, jnp.sign)
 
 
+@_evaluation_too
 def scale_reward(env: Env, factor: float) -> Env:
     """Multiply rewards by `factor`; `info["raw_reward"]` keeps what the innermost environment paid.
 
@@ -449,6 +479,14 @@ def _remember(
         return WrappedState(env_state, own), advanced
 
     return env._replace(reset=reset, step=step, render=_render_inside(env))
+
+
+def _check_no_turns(env: Env, who: str) -> None:
+    if env.spec.turns:
+        raise ValueError(
+            f"{who} takes an action again in the next step, and in {env.spec.name}, where players take turns, that is "
+            "another's move; leave it out."
+        )
 
 
 def _render_inside(env: Env) -> Callable[[PyTree], np.ndarray] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ from podium.envs import native, wrappers
 from podium.host import on_host
 from podium.placement.anakin import Anakin
 from podium.placement.sebulba import Sebulba
-from podium.types import ArraySpec, DiscreteSpec, EnvSpec
+from podium.types import ArraySpec, DiscreteSpec, EnvSpec, is_spec
 
 NEVER = 99
 
@@ -464,3 +465,28 @@ def test_steps_that_lost_their_numbers_are_counted(placement):
         testing.check_metrics(program, metrics)
     finally:
         program.close()
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda env: wrappers.frame_stack(env, 2),
+        wrappers.show_last_action,
+        lambda env: wrappers.flicker(wrappers.time_limit(env, 7), probability=0.3),
+        lambda env: wrappers.action_repeat(env=env, num_repeats=2),
+    ],
+)
+def test_what_an_evaluation_plays_is_wrapped_too(wrap):
+    task = envs.make("podium/Catch")
+    other = task._replace(spec=dataclasses.replace(task.spec, name="other"))
+    wrapped = wrap(task._replace(evaluation=other))
+    assert wrapped.evaluation.spec.sha256() == dataclasses.replace(wrapped.spec, name="other").sha256()
+    shapes = jax.tree.map(lambda spec: tuple(spec.shape), wrapped.spec.obs, is_leaf=is_spec)
+    _, first = wrapped.evaluation.reset(jax.random.key(0))
+    assert jax.tree.map(jnp.shape, first.obs) == shapes
+
+
+@pytest.mark.parametrize("wrap", [wrappers.sticky_actions, lambda env: wrappers.action_repeat(env, 2)])
+def test_no_move_is_taken_again_where_it_would_be_anothers(wrap):
+    with pytest.raises(ValueError, match="podium/TicTacToe, where players take turns, that is another's move"):
+        wrap(envs.make("podium/TicTacToe"))
