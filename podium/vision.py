@@ -47,7 +47,12 @@ def convolve(x: Array, kernel: Array, stride: int = 1, padding: int = 0) -> Arra
       [N, (H + 2 padding - K) // stride + 1, likewise W, O].
     """
     convolve = functools.partial(lax_convolve, stride=stride, padding=padding)
-    result: Array = jax.lax.platform_dependent(x, kernel, cpu=_kernels_in_turn(convolve), default=convolve)
+    return _by_platform(convolve, convolve, x, kernel)
+
+
+def _by_platform(cpu: Callable[..., Array], default: Callable[..., Array], *arrays: Array) -> Array:
+    """Return `cpu(*arrays)` on a CPU, several kernels in turn, and `default(*arrays)` elsewhere."""
+    result: Array = jax.lax.platform_dependent(*arrays, cpu=_kernels_in_turn(cpu), default=default)
     return result
 
 
@@ -79,31 +84,30 @@ def _save(x: Array, kernel: Array, stride: int, padding: int) -> tuple[Array, tu
 def _gradient(stride: int, padding: int, saved: tuple[Array, Array], gradient: Array) -> tuple[Array | None, Array]:
     """Return gradients of frames and kernel, apart, so that either is left out where nothing needs it."""
     by_x = _frames_gradient(*saved, gradient, stride, padding) if jnp.issubdtype(saved[0].dtype, jnp.floating) else None
-    sizes = stride, padding
-    by_kernel = jax.lax.platform_dependent(
-        *saved,
-        gradient,
-        cpu=_kernels_in_turn(lambda x, kernel, y: _kernel_gradient(x, kernel, y, *sizes)),
-        default=lambda x, kernel, y: jax.vjp(lambda kernel: lax_convolve(x, kernel, *sizes), kernel)[1](y)[0],
-    )
-    return by_x, by_kernel
+    return by_x, _kernels_gradient(*saved, gradient, stride, padding)
 
 
 convolve.defvjp(_save, _gradient)
 
 
 def _frames_gradient(x: Array, kernel: Array, gradient: Array, stride: int, padding: int) -> Array:
-    sizes = stride, padding
-    by_x: Array = jax.lax.platform_dependent(
-        x,
-        kernel,
-        gradient,
-        cpu=_kernels_in_turn(
-            lambda x, kernel, y: jax.linear_transpose(lambda x: _sum_taps(x, kernel, *sizes), x)(y)[0]
-        ),
-        default=lambda x, kernel, y: jax.vjp(lambda x: lax_convolve(x, kernel, *sizes), x)[1](y)[0],
-    )
-    return by_x
+    def by_taps(x: Array, kernel: Array, gradient: Array) -> Any:
+        return jax.linear_transpose(lambda x: _sum_taps(x, kernel, stride, padding), x)(gradient)[0]
+
+    def by_lax(x: Array, kernel: Array, gradient: Array) -> Any:
+        return jax.vjp(lambda x: lax_convolve(x, kernel, stride, padding), x)[1](gradient)[0]
+
+    return _by_platform(by_taps, by_lax, x, kernel, gradient)
+
+
+def _kernels_gradient(x: Array, kernel: Array, gradient: Array, stride: int, padding: int) -> Array:
+    def by_taps(x: Array, kernel: Array, gradient: Array) -> Array:
+        return _gradient_by_taps(x, kernel, gradient, stride, padding)
+
+    def by_lax(x: Array, kernel: Array, gradient: Array) -> Any:
+        return jax.vjp(lambda kernel: lax_convolve(x, kernel, stride, padding), kernel)[1](gradient)[0]
+
+    return _by_platform(by_taps, by_lax, x, kernel, gradient)
 
 
 def _cells(x: Array, size: int, stride: int, padding: int) -> Array:
@@ -142,7 +146,7 @@ def _sum_taps(x: Array, kernel: Array, stride: int, padding: int) -> Array:
     return jnp.asarray(total).astype(x.dtype)
 
 
-def _kernel_gradient(x: Array, kernel: Array, gradient: Array, stride: int, padding: int) -> Array:
+def _gradient_by_taps(x: Array, kernel: Array, gradient: Array, stride: int, padding: int) -> Array:
     taps = len(kernel) // stride
     cells = unit_interval(_cells(x, len(kernel), stride, padding), kernel.dtype)
     multiply = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)

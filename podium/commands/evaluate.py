@@ -16,6 +16,7 @@ from podium.commands import cache, plugins
 from podium.commands.console import read_flags, read_options
 from podium.files import to_jsonable
 from podium.load import load_env
+from podium.ranges import check_seed
 from podium.runs import RunFolder
 
 
@@ -57,8 +58,7 @@ def run(argv: Sequence[str]) -> int:
     flags = read_flags(Flags, argv, prog="podium evaluate")
     if flags.env_options and flags.env is None:
         raise ValueError("--env-options go with --env; the run's own environment has the options it was trained with.")
-    if not 0 <= flags.seed < 2**32:
-        raise ValueError(f"seed={flags.seed} must lie between 0 and 2**32 - 1.")
+    check_seed(flags.seed)
     folder = RunFolder.open(flags.run_dir)
     trained_in = load_env(folder)
     env = trained_in

@@ -12,6 +12,7 @@ from podium import agents, envs
 from podium.commands import plugins
 from podium.commands.console import check_file, read_flags, read_options
 from podium.files import write_json
+from podium.ranges import check_seed
 from podium.types import ArraySpec
 
 
@@ -56,8 +57,7 @@ def run(argv: Sequence[str]) -> int:
     check_file("--json", flags.json)
     if flags.devices is not None and (sentence := podium.request_devices(flags.devices)):
         print(sentence)  # Before anything starts JAX.
-    if not 0 <= flags.seed < 2**32:
-        raise ValueError(f"seed={flags.seed} must lie between 0 and 2**32 - 1.")
+    check_seed(flags.seed)
     fields = read_options(flags.agent_options, "--agent-options")
     try:
         env = envs.make(flags.env, **read_options(flags.env_options, "--env-options"))

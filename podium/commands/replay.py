@@ -21,6 +21,7 @@ from podium.files import write_atomic
 from podium.host import HostEnvFactory
 from podium.load import load_env
 from podium.pictures import check_fps, gif
+from podium.ranges import check_seed
 from podium.runs import RunFolder
 
 
@@ -185,8 +186,7 @@ def run(argv: Sequence[str]) -> int:
     check_file("--gif", flags.gif)
     if flags.best and flags.step is not None:
         raise ValueError("--best and --step both choose a checkpoint; give one of them.")
-    if not 0 <= flags.seed < 2**31:
-        raise ValueError(f"seed={flags.seed} must lie between 0 and 2**31 - 1.")
+    check_seed(flags.seed)
     cache.use_compilation_cache()
     env = load_env(RunFolder.open(flags.run_dir))
     policy = podium.load(flags.run_dir, step="best" if flags.best else flags.step, env=env, seed=flags.policy)
