@@ -20,6 +20,7 @@ import jax
 from jax._src.distributed import global_state
 from jax.sharding import NamedSharding, PartitionSpec
 
+from podium.files import one_line
 from podium.types import PyTree
 
 HEARTBEAT_SECONDS = 30
@@ -149,7 +150,7 @@ def failing_together() -> Iterator[None]:
     except BaseException as error:
         if num_processes() == 1:
             raise
-        words = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        words = one_line(error, 500)
         with contextlib.suppress(Exception):  # Process 0 may be gone, and with it the service.
             key = _key(_Meetings.number, process_id())
             _client().key_value_set(key, json.dumps({"failed": words}))

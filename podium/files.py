@@ -53,6 +53,16 @@ def name_of(function: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
+def one_line(error: BaseException, most: int = 160) -> str:
+    """Return what an error is and says, in one line.
+
+    >>> one_line(ValueError("no such", 1), most=8)
+    "ValueError: ('no suc..."
+    """
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:most]}{'...' if len(text) > most else ''}"
+
+
 def write_atomic(path: Path, data: bytes) -> None:
     """Write `data` to `path` so that a reader, or a kill, sees the old file or the new one and never a part."""
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from podium.files import one_line
+
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used or written; the message says which file or leaf, and what to do."""
@@ -13,7 +15,4 @@ class Damaged(CheckpointError):
 
 def summary(error: BaseException) -> str:
     """Return one line of an error; Orbax's and TensorStore's run to pages."""
-    text = " ".join(str(error).split())
-    if "No space left" in text or "ENOSPC" in text:
-        return "the disk is full"
-    return f"{type(error).__name__}: {text[:160]}{'...' if len(text) > 160 else ''}"
+    return "the disk is full" if any(said in str(error) for said in ("No space left", "ENOSPC")) else one_line(error)
