@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, Literal
@@ -16,6 +17,7 @@ import podium
 from podium import Env, HostEnvFactory
 from podium.agents import ppo
 from podium.devices import resolve_devices
+from podium.ranges import check_fields
 from podium.types import Array, PyTree
 
 FRAMES = 4
@@ -53,6 +55,9 @@ class AtariFlags:
 
 def measure(flags: AtariFlags) -> dict[str, Any]:
     """Measure; see `AtariFlags`."""
+    check_fields(flags, counts=("num_envs", "steps", "repeats"))
+    if flags.devices is not None and (sentence := podium.request_devices(flags.devices)):
+        print(sentence, file=sys.stderr)
     name = f"atari/{flags.game}"
     observation = "ram" if flags.mode == "emulate" else "pixels"
     began = time.perf_counter()

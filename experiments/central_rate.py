@@ -16,6 +16,7 @@ from podium.agents import impala
 from podium.host import CheckedHostEnv, HostEnv, HostEnvFactory
 from podium.placement.actors.host import HostActing
 from podium.placement.actors.inference import CompiledInference, request_shapes
+from podium.ranges import check_fields
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, TimeStep
 
 STAGES = ("environments", "inference", "learning", "serving")
@@ -100,6 +101,7 @@ def measure(flags: CentralFlags) -> dict[str, Any]:
     `serving`, the whole with environments that take no time: asking, batching, acting and answering, which many threads
     do under Python's one lock. `ratio` is to the slowest of them, and `ratio_of_environments` to the environments.
     """
+    check_fields(flags, counts=("num_envs", "envs_per_actor", "rollout_length", "hidden_size", "updates", "repeats"))
     if not 0 <= flags.shortest <= flags.longest:
         raise ValueError(f"shortest={flags.shortest} must be 0 to longest={flags.longest} seconds.")
     if flags.num_envs % flags.envs_per_actor:

@@ -18,6 +18,7 @@ from podium import Env, Program
 from podium.agents import ppo
 from podium.evaluate import longest_episode, make_evaluator
 from podium.evolve import Strategy
+from podium.ranges import check_fields
 from podium.types import Key
 
 
@@ -41,6 +42,7 @@ Turn = Callable[[], tuple[float, float]]
 
 def measure(flags: EvolutionFlags) -> dict[str, Any]:
     """Measure; see `EvolutionFlags`. Ratios are those of neighbours in time."""
+    check_fields(flags, counts=("population", "generations", "repeats"))
     env = podium.envs.make_pure(flags.env)
     limit = longest_episode(env.spec)
     placement = podium.Evolution(devices=1)

@@ -1,16 +1,22 @@
-"""What a script's figures were measured on, and what a process that it starts is given."""
+"""How a script measures, on what, and what a process that it starts is given."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
+import statistics
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import jax
 
 import podium
-from podium.devices import num_cores as cores  # noqa: F401
+from podium.devices import num_cores as cores
 
 
 def cpu() -> str:
@@ -39,3 +45,47 @@ def environment() -> dict[str, str]:
     """Return the variables of a child: it finds podium where it is found here, also in a checkout not installed."""
     path = os.pathsep.join(filter(None, [str(Path(podium.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path}
+
+
+def repeat(work: Callable[[], Any], repeats: int) -> list[float]:
+    """Return the seconds of each repeat after a first one that is not counted."""
+    timings = []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        jax.block_until_ready(work())
+        timings.append(time.perf_counter() - began)
+    return timings[1:]
+
+
+def timing(steps: int, timings: list[float]) -> dict[str, Any]:
+    """Return the median of repeats of so many steps, as seconds and as a rate, and each of them."""
+    seconds = statistics.median(timings)
+    return {"seconds": seconds, "steps_per_second": steps / seconds, "repeats": timings}
+
+
+def circumstances() -> dict[str, Any]:
+    """Return versions and hardware."""
+    return {"versions": _versions(), "hardware": _hardware()}
+
+
+def _versions() -> dict[str, str]:
+    import jaxlib
+
+    return {
+        "podium": podium.__version__,
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _hardware() -> dict[str, Any]:
+    device = jax.devices()[0]
+    return {
+        "cpu": cpu(),
+        "cores": cores(),
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "platform": device.platform,
+        "device_kind": device.device_kind,
+        "device_count": jax.device_count(),
+    }

@@ -15,6 +15,7 @@ import numpy as np
 import podium
 from podium.film import stacks_of
 from podium.host import HostEnvFactory, on_host
+from podium.ranges import check_fields
 from podium.replay import Replay, Transition
 from podium.types import ArraySpec, DiscreteSpec, PyTree
 
@@ -60,6 +61,8 @@ class _Filled(NamedTuple):
 
 def measure(flags: ReplayFlags) -> dict[str, Any]:
     """Return bytes, medians of rates, and how they compare."""
+    numbers = "capacity", "num_envs", "rollout_length", "batch_size", "n_step", "recorded", "updates", "repeats"
+    check_fields(flags, counts=numbers)
     rollouts, item, specs = _play(flags)
     stacks = stacks_of(specs, item.obs)
     kept = _fill(flags, flags.capacity, item, rollouts, stacks)

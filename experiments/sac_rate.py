@@ -14,6 +14,7 @@ import numpy as np
 
 import podium
 from podium.agents import sac
+from podium.ranges import check_fields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,8 @@ Turn = Callable[[], float]
 
 def measure(flags: SacFlags) -> dict[str, Any]:
     """Measure; see `SacFlags`. Ratios are those of neighbours in time."""
+    numbers = "num_envs", "updates_per_rollout", "batch_size", "buffer_capacity", "updates", "cpu_threads", "repeats"
+    check_fields(flags, counts=numbers)
     if flags.beside != "brax" and (flags.updates_per_rollout > 1 or flags.normalize_obs):
         raise ValueError(
             f"--updates-per-rollout {flags.updates_per_rollout}, --normalize-obs {flags.normalize_obs}: {flags.beside} "

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import podium
 from podium.agents import alphazero
 from podium.env import auto_reset
+from podium.ranges import check_fields
 from podium.seen import only_legal
 from podium.types import Array, Key, PyTree, Seen
 
@@ -46,6 +47,7 @@ class SearchFlags:
 
 def measure(flags: SearchFlags) -> dict[str, Any]:
     """Return the medians of both rates, and of the ratios of neighbouring turns."""
+    check_fields(flags, counts=("num_simulations", "num_envs", "searches", "repeats"))
     env = auto_reset(podium.envs.make_pure(flags.env, rules=True, openings=flags.openings))
     model = podium.envs.make_pure(flags.env)
     config = alphazero.Config(num_simulations=flags.num_simulations, hidden_sizes=flags.hidden_sizes)

@@ -19,6 +19,7 @@ from stacks import Stacks
 import podium
 from podium import DiscreteSpec, HostEnv, HostEnvFactory, vision
 from podium.agents import impala, ppo
+from podium.ranges import check_fields
 from podium.types import Array
 
 WARM_UP = 4
@@ -70,6 +71,8 @@ class EveryTwelfth(nn.Module):
 
 def measure(flags: SebulbaFlags) -> dict[str, Any]:
     """Measure; see `SebulbaFlags`. Each turn of Sebulba stands between two of the environments alone."""
+    numbers = "num_envs", "rollout_length", "epochs", "minibatches", "actor_threads", "groups", "updates", "repeats"
+    check_fields(flags, counts=numbers)
     envs = podium.envs.make(flags.env)
     if not isinstance(envs, HostEnvFactory) or not isinstance(envs.spec.action, DiscreteSpec):
         raise ValueError(f"env={flags.env!r} must run on the CPU and have discrete actions, as Pong-v5.")

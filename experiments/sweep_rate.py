@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import machine
 
 import podium
-from podium.ranges import largest_divisor
+from podium.ranges import check_fields, largest_divisor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,18 @@ WAYS = ("one program", "one after another", "vmapped loop")
 
 def measure(flags: SweepFlags) -> dict[str, Any]:
     """Return the medians of seconds and steps a second of every way, and what one program is faster by."""
+    numbers = (
+        "settings",
+        "seeds",
+        "num_steps",
+        "num_envs",
+        "rollout_length",
+        "num_epochs",
+        "num_minibatches",
+        "rounds",
+        "eval_episodes",
+    )
+    check_fields(flags, counts=numbers)
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     for _ in range(flags.rounds):
         for way in WAYS:

@@ -14,6 +14,7 @@ import numpy as np
 
 import podium
 from podium.env import auto_reset
+from podium.ranges import check_fields
 
 NUM_SEEN, MAX_STEPS = 2, 100
 REACH, SIGHT, TAGGER_SPEED, RUNNER_SPEED = 0.25, 8.0, 0.3, 0.25
@@ -125,6 +126,9 @@ class NumpyTag:
 
 def measure(flags: TagFlags) -> dict[str, Any]:
     """Return the rates of both ways for each number of agents."""
+    check_fields(flags, counts=("total", "steps", "repeats"))
+    if not flags.agents or min(flags.agents) < 2:
+        raise ValueError(f"agents={flags.agents} must be numbers of 2 or more: one tags and one runs.")
     return {"rows": [_row(flags, number) for number in flags.agents]}
 
 

@@ -8,7 +8,9 @@ import threading
 import time
 from typing import Any
 
+import anakin_rate
 import benchmark
+import bounds
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,7 +52,7 @@ def check(row: dict[str, Any], repeats: int) -> None:
 
 @pytest.mark.slow
 def test_anakin_ppo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmark, "matmul_flops_per_second", lambda: 1e9)
+    monkeypatch.setattr(bounds, "matmul_flops_per_second", lambda: 1e9)
     row = measure(
         capsys,
         "anakin --agent ppo --env podium/Catch --num-envs 8 --rollout-length 8 --epochs 2 --minibatches 2 "
@@ -156,7 +158,7 @@ def test_flops_by_hand() -> None:
     """4 inputs, one layer of 8, 2 actions: actor 4*8 + 8*2, critic 4*8 + 8*1, twice; 1 + 3 forwards an epoch."""
     spec = EnvSpec("x", ArraySpec((4,), jnp.float32), DiscreteSpec(2))
     forward = 2 * (4 * 8 + 8 * 2 + 4 * 8 + 8 * 1)
-    assert benchmark.ppo_flops_per_step(spec, (8,), epochs=2) == forward * (1 + 3 * 2)
+    assert anakin_rate.ppo_flops_per_step(spec, (8,), epochs=2) == forward * (1 + 3 * 2)
 
 
 def test_solve_says_when_each_seed_was_first_good_enough(capsys: pytest.CaptureFixture[str]) -> None:
