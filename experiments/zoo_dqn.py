@@ -4,8 +4,8 @@ pip install stable-baselines3
 python experiments/zoo_dqn.py --seeds 8
 
 The zoo publishes one run of an algorithm; this says how far apart its seeds are. Stable-Baselines3 (Raffin et al. 2021)
-is run where it is installed. What differs: the networks' first weights, and epsilon, which here is that of a rollout's
-beginning.
+is run where it is installed. What differs: epsilon, which here is that of a rollout's beginning, and the first weights
+of networks, which `--weights pytorch` draws as there.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
+import jax
 import numpy as np
 
 import podium
 from podium.agents import dqn
 from podium.commands.console import guard, read_flags
 from podium.ranges import check_fields
+from podium.types import Key, PyTree
 
 ENV, CAPACITY, LEARNT_FROM, RATE, GAMMA = "CartPole-v1", 100_000, 1_000, 2.3e-3, 0.99
 STEPS_A_ROLLOUT, GRADIENTS_A_ROLLOUT, BATCH = 256, 128, 64
@@ -39,6 +41,8 @@ class Flags:
     """Environment steps of each seed."""
     episodes: int = 64
     """Greedy ones at the end, of which a seed's return is the mean."""
+    weights: Literal["podium", "pytorch"] = "podium"
+    """How podium's networks begin: orthogonal with a gain of sqrt(2), or as PyTorch's layers do."""
     sb3: bool = True
     """Whether Stable-Baselines3 is run too."""
 
@@ -60,8 +64,11 @@ def of_podium(flags: Flags) -> list[float]:
         adam_eps=1e-8,
         hidden_sizes=UNITS,
     )
+    network = config.network()
+    if flags.weights == "pytorch":
+        network = network._replace(init=lambda key, spec: as_pytorch(key, config.network().init(key, spec)))
     result = podium.train(
-        dqn.make(config),
+        dqn.make(config, network),
         ENV,
         num_steps=flags.num_steps,
         num_envs=1,
@@ -73,6 +80,15 @@ def of_podium(flags: Flags) -> list[float]:
         progress=False,
     )
     return np.atleast_1d(result.summary["eval_return"]).tolist()
+
+
+def as_pytorch(key: Key, params: PyTree) -> PyTree:
+    """Return parameters of layers {kernel [inputs, outputs], bias}, uniform within 1 / sqrt(inputs) as in PyTorch."""
+    if "kernel" not in params:
+        return {name: as_pytorch(jax.random.fold_in(key, i), part) for i, (name, part) in enumerate(params.items())}
+    bound = params["kernel"].shape[0] ** -0.5
+    draw = lambda i, x: jax.random.uniform(jax.random.fold_in(key, i), x.shape, x.dtype, -bound, bound)
+    return {name: draw(i, x) for i, (name, x) in enumerate(params.items())}
 
 
 def of_sb3(flags: Flags, seed: int) -> float:
