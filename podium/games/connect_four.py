@@ -15,7 +15,7 @@ import numpy as np
 
 from podium.env import Env
 from podium.games.players import Player, as_player
-from podium.ranges import check_positive, is_integer
+from podium.ranges import check_positive, check_seed, is_integer
 from podium.types import Array, EnvSpec, PyTree, Seen
 
 _ROWS, _COLUMNS = 6, 7
@@ -255,6 +255,7 @@ def positions(env: Env, number: int = 200, stones: int = 18, seed: int = 0) -> P
     """
     check_is_connect_four(env.spec, "positions")
     check_positive(number=number)
+    check_seed(seed)
     if not is_integer(stones, 14, 36):
         raise ValueError(f"stones={stones!r} must be an integer, 14 to 36: fewer take too long to solve; 18 is usual.")
     solver, seen, rows, right = Solver(), set(), [], []
@@ -304,6 +305,7 @@ def right_moves(policy: Any, solved: Positions, seed: int = 0, greedy: bool = Tr
       seed: of the policy's draws.
       greedy: of a `podium.Policy`, take its best action instead of sampling.
     """
+    check_seed(seed)
     player, number = as_player(policy, greedy), len(solved.right)
     keys = jax.random.split(jax.random.key(seed), number)
     action, _ = player.act(keys, player.carry(number), solved.obs, jnp.ones(number, bool))

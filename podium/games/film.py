@@ -10,6 +10,7 @@ from podium.env import Env
 from podium.games.match import plies
 from podium.games.players import as_player, check_two_players
 from podium.pictures import gif
+from podium.ranges import check_seed
 
 
 def film(env: Env, policy_a: Any, policy_b: Any, seed: int = 0, greedy: bool = True, fps: float = 2) -> bytes:
@@ -30,6 +31,7 @@ def film(env: Env, policy_a: Any, policy_b: Any, seed: int = 0, greedy: bool = T
         of range.
     """
     check_two_players(env, "film")
+    check_seed(seed)
     render = env.render
     if render is None:
         raise ValueError(f"{env.spec.name} has no renderer.")

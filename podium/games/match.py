@@ -11,7 +11,7 @@ import numpy as np
 
 from podium.env import Env
 from podium.games.players import Player, as_player, check_two_players
-from podium.ranges import check_positive
+from podium.ranges import check_positive, check_seed
 from podium.types import PyTree
 
 
@@ -44,14 +44,20 @@ def match(env: Env, policy_a: Any, policy_b: Any, games: int = 100, seed: int = 
       ValueError: for an odd number of games, a game that is not for two in turn, or a player that cannot play it.
     """
     check_two_players(env, "match")
-    check_positive(games=games)
-    if games % 2:
-        raise ValueError(f"games={games} is odd, and each start is played in both seats; use {games + 1}.")
+    check_games(games, seed)
     gain, done = np.zeros(games), np.zeros(games, bool)
     for ply in plies(env, (as_player(policy_a, greedy), as_player(policy_b, greedy)), games, seed):
         gain += np.where(done, 0.0, ply.gain)
         done |= ply.ended
     return Score(int((gain > 0).sum()), int((gain == 0).sum()), int((gain < 0).sum()))
+
+
+def check_games(games: int, seed: int) -> None:
+    """Raise ValueError for a number of games that is not even, or for what is no seed."""
+    check_positive(games=games)
+    if games % 2:
+        raise ValueError(f"games={games} is odd, and each start is played in both seats; use {games + 1}.")
+    check_seed(seed)
 
 
 class Moved(NamedTuple):

@@ -23,7 +23,7 @@ from podium.env import Env, auto_reset
 from podium.evaluate import Policy
 from podium.files import name_of
 from podium.games.exploitability import GameTree, Probabilities, exploitability, mixed
-from podium.games.match import match
+from podium.games.match import check_games, match
 from podium.games.players import check_two_players
 from podium.games.responses import Responses
 from podium.host import check_is_env
@@ -123,6 +123,7 @@ def psro(
         something, or a run that is resumed with other arguments.
     """
     check_positive(iterations=iterations, num_steps=num_steps)
+    check_games(games, seed)
     _check(env, agent, num_envs, rollout_length, groups)
     asked = {
         "agent": agent_record(agent),
@@ -175,7 +176,7 @@ def psro(
                 break
             if iteration + 1 < len(known):
                 continue
-            state = program.init(seed + iteration)
+            state = program.init((seed + iteration) % 2**32)
             own = jax.device_get(program.agent_state(state))
             padded = np.zeros((2, iterations + 1), np.float32)
             padded[:, : len(policies)] = weights

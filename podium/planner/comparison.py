@@ -14,7 +14,7 @@ from podium.env import Env
 from podium.host import HostEnvFactory
 from podium.placement.contract import Placement, Program
 from podium.planner.race import FINAL, HALF, MOST_UPDATES, Outcome, race
-from podium.ranges import check_positive
+from podium.ranges import check_positive, check_seed
 from podium.train import resolve_env, usual_length
 
 
@@ -167,6 +167,7 @@ def plan(
     num_envs = 64 if num_envs is None else num_envs
     length = agent.rollout_length if rollout_length is None else rollout_length
     check_positive(num_envs=num_envs, rollout_length=length)
+    check_seed(seed)
     if not 0 < seconds < math.inf:
         raise ValueError(f"seconds={seconds!r} must be finite and greater than 0; 1 is usual.")
     named = registry.names() if placements is None else [registry.find(name) for name in placements]

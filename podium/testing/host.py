@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from podium.host import HostEnv, HostEnvFactory
-from podium.ranges import is_integer
+from podium.ranges import check_seed, is_integer
 from podium.testing.errors import ContractError
 from podium.testing.specs import broken, check_agents, check_frames, check_spec, is_spec, within
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, PyTree, TimeStep
@@ -45,6 +45,7 @@ def check_host_env(envs: HostEnvFactory, *, num_envs: int = 4, num_steps: int = 
     """
     if num_envs < 2 or num_steps < 1:
         raise ValueError(f"num_envs={num_envs} and num_steps={num_steps} must be at least 2 and 1.")
+    check_seed(seed)
     _check_description(envs)
     actions = random_actions(envs.spec, num_steps, num_envs, seed)
     steps = _play(envs, actions, seed, 0)

@@ -265,6 +265,7 @@ def test_a_round_robin_rates_who_looks_ahead_above_who_does_not():
     [
         (lambda: games.match(envs.make("podium/Catch"), first_legal, first_legal), "env=podium/Catch is none"),
         (lambda: games.match(TIC_TAC_TOE, first_legal, first_legal, games=3), "games=3 is odd.*; use 4"),
+        (lambda: games.match(TIC_TAC_TOE, first_legal, first_legal, seed=2**32), "seed=4294967296 must"),
         (lambda: games.match(TIC_TAC_TOE, first_legal, 5), "policy=5 cannot play"),
         (lambda: games.match(TIC_TAC_TOE, lambda a, b, c: a, first_legal), "takes 3 arguments"),
         (lambda: games.match(auto_reset(TIC_TAC_TOE), first_legal, first_legal), "leave out auto_reset"),

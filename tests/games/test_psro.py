@@ -174,6 +174,8 @@ def test_it_solves_kuhn_poker() -> None:
         (lambda: games.psro(KUHN, agent(), resume=True), "resume=True needs run_dir"),
         (lambda: games.psro(KUHN, agent(), num_envs=48), "num_envs=48 is not divisible by 2 . groups=32"),
         (lambda: games.psro(KUHN, agent(), rollout_length=3), "rollout_length=3: .* use 6 or more"),
+        (lambda: games.psro(KUHN, agent(), games=201), "games=201 is odd.*; use 202"),
+        (lambda: games.psro(KUHN, agent(), seed=-1), "seed=-1 must be an integer from 0"),
         (lambda: games.psro(KUHN, agent(memory="gru")), "has one; use memory='none'"),
         (lambda: games.average(KUHN, [by_table({})], [0.5]), "adding up to 1"),
         (lambda: games.average(KUHN, [by_table({})], [0.5, 0.5]), r"weights must be \[1\]"),

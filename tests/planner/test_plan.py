@@ -95,6 +95,7 @@ def test_sizes_that_a_placement_refuses_are_said_with_its_own_sentence() -> None
         ({"seconds": 0.0}, "seconds=0.0 must be finite and greater than 0"),
         ({"num_envs": 0}, "num_envs=0 must be a positive integer"),
         ({"rollout_length": 0}, "rollout_length=0 must be a positive integer"),
+        ({"seed": 2**32}, "seed=4294967296 must be an integer from 0"),
         ({"devices": 99}, "devices=99, but JAX has started with"),
     ],
 )
@@ -112,7 +113,7 @@ def test_refusals(arguments: dict[str, Any], words: str) -> None:
         (["--placements", "sebulbs"], "Did you mean 'sebulba'?"),
         (["--agent-options", "hidden"], "--agent-options hidden is not NAME=VALUE"),
         (["--agent-options", "hiden=3"], "ppo has no field 'hiden'"),
-        (["--seed", "-1"], "seed=-1 must lie between"),
+        (["--seed", "-1"], "seed=-1 must be an integer from 0 to 2**32 - 1"),
         (["--seconds", "x"], "--seconds"),
         (["--secons", "3"], "did you mean --seconds?"),
     ],
