@@ -63,7 +63,10 @@ class ArraySpec:
         high = np.where(is_high, self.high, np.where(is_low, np.add(self.low, 1.0), 1.0))
         if np.issubdtype(self.dtype, np.integer):
             return self._integers(key, low, high)
-        value = low + jax.random.uniform(key, self.shape) * (high - low)
+        with np.errstate(over="ignore"):  # Bounds that lie further apart than float32 can tell are halved meanwhile.
+            unit = np.where(np.isfinite(np.subtract(high, low, dtype=np.float32)), 1.0, 0.5).astype(np.float32)
+        low, high = low * unit, high * unit
+        value = (low + jax.random.uniform(key, self.shape) * (high - low)) / unit
         return jnp.asarray(value > 0.5 if np.dtype(self.dtype) == bool else value, self.dtype)
 
     def _integers(self, key: Key, low: Any, high: Any) -> Array:

@@ -75,6 +75,12 @@ def test_every_integer_of_a_range_is_as_likely(dtype: Any, low: Any, high: Any, 
     assert (abs(counts - mean) < 5 * np.sqrt(mean)).all()
 
 
+def test_bounds_that_lie_further_apart_than_float32_can_tell_are_drawn_between() -> None:
+    most = np.finfo(np.float32).max
+    share = drawn(np.float32, -most, most) / most
+    np.testing.assert_allclose(np.quantile(share, [0, 0.25, 0.5, 0.75, 1]), [-1, -0.5, 0, 0.5, 1], atol=0.03)
+
+
 @pytest.mark.parametrize(("dtype", "low"), [(np.int32, -MOST - 1), (np.uint32, 0)])
 def test_integers_are_drawn_of_all_that_32_bits_hold(dtype: Any, low: int) -> None:
     share = (drawn(dtype, low, low + 2**32 - 1).astype(float) - low) / 2**32
