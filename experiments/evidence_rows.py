@@ -205,7 +205,8 @@ ROWS: tuple[Row, ...] = (
         published=_zoo(500, "50k"),
         remark="Below that one run, at ten times the steps. By the zoo's settings and 50k steps Stable-Baselines3 "
         "itself (2.9.2) comes to 374 of eight seeds here (19 to 500, standard error 67), podium to 253 of sixteen (19 "
-        "to 500, 51): experiments/zoo_dqn.py.",
+        "to 500, 51), and with first weights drawn as PyTorch does to 363 (25 to 500, 42): experiments/zoo_dqn.py "
+        "--weights pytorch.",
     ),
     Row("dqn", "podium/Catch", "catch", published=_optimum(1)),
     Row("dqn", "Breakout-MinAtar", "breakout-minatar", remark=_BESIDE_RAINBOW),
