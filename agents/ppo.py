@@ -187,9 +187,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     optimizer = optimizers.make("adam", config.adam_eps, config.max_grad_norm)
 
     def init(key: Key, spec: EnvSpec) -> State:
-        obs_stats = (
-            statistics.init_obs_stats(spec, config.actor_obs, config.critic_obs) if config.normalize_obs else None
-        )
+        obs_stats = statistics.init_obs_stats(config.normalize_obs, spec, config.actor_obs, config.critic_obs)
         params = network.init(key, spec)
         if config.normalize_reward and spec.turns:
             raise ValueError(

@@ -168,7 +168,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     def init(key: Key, spec: EnvSpec) -> State:
         num_actions(spec, "action values")
         params = network.init(key, spec)
-        obs_stats = statistics.init_obs_stats(spec) if config.normalize_obs else None
+        obs_stats = statistics.init_obs_stats(config.normalize_obs, spec)
         return State(params, optimizer.init(params), Count.zero(), obs_stats)
 
     def actor(state: State) -> Params:

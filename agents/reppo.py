@@ -226,9 +226,7 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
         policy_key, critic_key = jax.random.split(key)
         logs = (jnp.log(jnp.float32(x)) for x in (config.initial_temperature, config.initial_kl_multiplier))
         params = Parts(Actor(policy.init(policy_key, spec), *logs), critic.init(critic_key, spec))
-        obs_stats = (
-            statistics.init_obs_stats(spec, config.actor_obs, config.critic_obs) if config.normalize_obs else None
-        )
+        obs_stats = statistics.init_obs_stats(config.normalize_obs, spec, config.actor_obs, config.critic_obs)
         return State(params, Parts(*map(adam.init, params)), bounds, obs_stats, Count.zero())
 
     def actor(state: State) -> Params:

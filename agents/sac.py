@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,67 +24,35 @@ import optax
 
 from podium import replay
 from podium.agent import ActOutput, Agent, Aux, Plan
-from podium.continuous import ENSEMBLE, STOCHASTIC, Params, critic_ensemble, gaussian_policy, random_actions, seeing
+from podium.continuous import (
+    ENSEMBLE,
+    STOCHASTIC,
+    OffPolicyConfig,
+    Params,
+    gaussian_policy,
+    mask_of_policy,
+    random_actions,
+    seeing,
+)
 from podium.networks import Network, brought_or
 from podium.ops import optimizers, statistics
 from podium.ops.bounds import Bounds
 from podium.ops.counts import Count
 from podium.ops.statistics import RunningStats, count_valid, masked_mean, masked_means
-from podium.ranges import check_fields, check_value
 from podium.replay import Batch
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(OffPolicyConfig):
     """Hyperparameters of SAC; numbers are the paper's (table 1) unless said."""
 
-    learning_rate: float = 3e-4
-    """Adam's step size for the policy, above 0."""
-    critic_learning_rate: float = 3e-4
-    """Adam's step size for the critics, above 0."""
     temperature_learning_rate: float = 3e-4
     """Adam's step size for the logarithm of the temperature; 0 keeps it at initial_temperature."""
     initial_temperature: float = 1.0
     """Weight of the entropy at the start, in units of reward per nat, above 0."""
     target_entropy_scale: float = 1.0
     """The entropy aimed at is minus this for each action dimension, in nats of actions in [-1, 1], 0 or more."""
-    gamma: float = 0.99
-    """Discount per step, 0 to 1."""
-    tau: float = 0.005
-    """Share of the way that the target critics move in each gradient step, above 0 to 1."""
-    n_step: int = 1
-    """Rewards summed before the bootstrap, 1 or more."""
-    num_critics: int = 2
-    """Critics whose smallest value counts, 1 or more."""
-    policy_delay: int = 1
-    """Gradient steps of the critics for each one of policy and temperature, 1 or more."""
-    batch_size: int = 256
-    """Transitions in a minibatch, 1 or more; the lanes must divide it."""
-    updates_per_step: float = 1.0
-    """Gradient steps for each step of an environment (UTD), above 0; a whole number of them for each rollout."""
-    buffer_capacity: int = 1_000_000
-    """Steps the replay holds, over all environments; rounded down to whole rollouts."""
-    min_replay_size: int = 1_000
-    """Steps the replay must hold before learning starts, 1 to buffer_capacity."""
-    warmup_steps: int = 1_000
-    """First steps of the environments, rounded up to whole rollouts, whose actions are uniform within bounds."""
-    max_grad_norm: float = 0.0
-    """Bound on the global norm of each network's gradient; 0, as in the paper, leaves them unbounded."""
-    adam_eps: float = 1e-8
-    """Added to Adam's denominator, above 0."""
-    normalize_obs: bool = False
-    """Whether to normalise observations by running statistics, those of now also for what is replayed."""
-    dtype: str = "float32"
-    """What hidden layers compute in: float32 or bfloat16; parameters stay float32."""
-    hidden_sizes: tuple[int, ...] = (256, 256)
-    """Units of each hidden layer, of policy and critics."""
-    activation: str = "relu"
-    """Nonlinearity of hidden layers: tanh, relu, silu, gelu or elu."""
-    actor_obs: str = ""
-    """Which part of observations that are a dictionary the policy sees, such as "state"; empty for all of them."""
-    critic_obs: str = ""
-    """Which part the critics see, such as "privileged_state"; empty for all of them."""
 
 
 class Parts(NamedTuple):
@@ -166,19 +134,11 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
       ValueError: for a field out of range or a network with memory; from `init`, for actions that are discrete or
         have no bounds, and for `normalize_obs` with discrete observations.
     """
-    _check(config)
+    config.check(positive=("initial_temperature",), not_negative=("temperature_learning_rate", "target_entropy_scale"))
     again = functools.partial(make, policy=policy, critic=critic)
-    buffer = replay.uniform(
-        config.buffer_capacity,
-        config.batch_size,
-        num_updates=1,
-        min_replay_size=config.min_replay_size,
-        n_step=config.n_step,
-        gamma=config.gamma,
-    )._replace(updates_per_step=config.updates_per_step)
     sizes = config.hidden_sizes, config.activation, config.dtype
     policy = brought_or(policy, lambda: gaussian_policy(*sizes), "policy", STOCHASTIC)
-    critic = brought_or(critic, lambda: critic_ensemble(config.num_critics, *sizes), "critic", ENSEMBLE)
+    critic = brought_or(critic, config.critic, "critic", ENSEMBLE)
     policy, critic = seeing(policy, critic, config.actor_obs, config.critic_obs)
     adam = optimizers.make("adam", config.adam_eps, config.max_grad_norm)
     unbounded_adam = optimizers.make("adam", config.adam_eps)
@@ -193,9 +153,7 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
         # A copy: a state that held one buffer twice could not be donated.
         target_critic = jax.tree.map(jnp.copy, params.critic)
         opt_state = Parts(*(algorithm.init(part) for algorithm, part in zip(algorithms, params, strict=True)))
-        obs_stats = (
-            statistics.init_obs_stats(spec, config.actor_obs, config.critic_obs) if config.normalize_obs else None
-        )
+        obs_stats = statistics.init_obs_stats(config.normalize_obs, spec, config.actor_obs, config.critic_obs)
         return State(params, target_critic, opt_state, bounds, obs_stats, Count.zero(), jnp.zeros((), jnp.int32))
 
     def actor(state: State) -> Params:
@@ -284,31 +242,13 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
             obs_stats=statistics.update_stats(state.obs_stats, trajectory.obs, valid),
         )
 
-    def policy_mask(state: State) -> Any:
-        nothing = jax.tree.map(lambda leaf: False, state)
-        marked = nothing.params._replace(policy=policy.policy_mask(state.params.policy))
-        return nothing._replace(params=marked)
-
     functions = init, actor, carry, act, plan, grad, apply, observe
     return Agent(
         *functions,
-        buffer,
+        config.buffer(),
         rollout_length=1,
         name="sac",
         config=config,
         make=again,
-        policy_mask=policy_mask,
+        policy_mask=functools.partial(mask_of_policy, policy),
     )
-
-
-def _check(config: Config) -> None:
-    """Refuse what is out of range; `replay.uniform` and the networks check the fields that are theirs."""
-    check_fields(
-        config,
-        positive=("learning_rate", "critic_learning_rate", "initial_temperature", "adam_eps"),
-        not_negative=("temperature_learning_rate", "target_entropy_scale", "max_grad_norm"),
-        shares=("tau",),
-        counts=("policy_delay",),
-        naturals=("warmup_steps",),
-    )
-    check_value("updates_per_step", config.updates_per_step, "ratios", "1.0 is usual")

@@ -46,8 +46,10 @@ def init_stats(example: PyTree) -> RunningStats:
     return RunningStats(jnp.zeros((), jnp.float32), zeros, zeros)
 
 
-def init_obs_stats(spec: EnvSpec, *names: str) -> RunningStats:
+def init_obs_stats(wanted: bool, spec: EnvSpec, *names: str) -> RunningStats | None:
     """Return empty statistics for the observations of an environment; of a `Seen` its `view` and `world`.
+
+    None where `wanted` is False: `normalize` and `update_stats` take that for none.
 
     What is discrete becomes one-hot where a network sees nothing else: it has None for statistics where it is all that
     there is, or all of a part called by one of these `names`.
@@ -55,6 +57,8 @@ def init_obs_stats(spec: EnvSpec, *names: str) -> RunningStats:
     Raises:
       ValueError: nothing else is left.
     """
+    if not wanted:
+        return None
 
     def begin(seen: PyTree) -> PyTree:
         def zeros(path: Any, leaf: ArraySpec | DiscreteSpec) -> Array | None:

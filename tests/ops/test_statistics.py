@@ -136,7 +136,7 @@ def test_a_discrete_part_is_left_alone_where_a_network_sees_nothing_else() -> No
     row = {"place": jnp.array([[4, 1]]), "speed": jnp.ones((1, 2, 2))}
 
     def normal(obs: Any, row: Any, *names: str) -> Any:
-        stats = update_stats(init_obs_stats(EnvSpec("mixed", obs, DiscreteSpec(2)), *names), row)
+        stats = update_stats(init_obs_stats(True, EnvSpec("mixed", obs, DiscreteSpec(2)), *names), row)
         return normalize(stats, row)
 
     # As numbers, beside others, it is normalised.
@@ -158,4 +158,4 @@ def test_where_nothing_is_left_to_normalise_it_is_said(obs: Any) -> None:
     with pytest.raises(
         ValueError, match="normalize_obs=True: the observations of mixed are discrete and become one-hot"
     ):
-        init_obs_stats(EnvSpec("mixed", obs, DiscreteSpec(2)))
+        init_obs_stats(True, EnvSpec("mixed", obs, DiscreteSpec(2)))

@@ -1,6 +1,5 @@
-"""Continuous control: policies in [-1, 1]^A, critics of observations and actions, and what acting needs.
+"""Policies of actions in [-1, 1], and critics of observations and such actions.
 
-What they compute with are actions in [-1, 1]; `podium.ops.bounds.Bounds` says what these are in an environment's units.
 Layers are initialised as LeCun's (uniform), as Brax does: orthogonal weights of several critics at once would be a
 batched QR, which deadlocks XLA's pool of CPU threads.
 """
@@ -26,10 +25,8 @@ from podium.networks import (
     shape_of,
     sum_once,
 )
-from podium.ops.bounds import Bounds
 from podium.ops.distributions import TanhNormal
 from podium.ops.histogram import Histogram
-from podium.ops.statistics import RunningStats
 from podium.ranges import check_choice, check_value
 from podium.seen import world_of
 from podium.torsos import ACTIVATIONS, DTYPES, MLP, apply_module, check_sizes, flatten_obs, obs_width, part_of_obs
@@ -37,20 +34,6 @@ from podium.types import Array, EnvSpec, Key, PyTree
 
 LOG_STD = (-5.0, 2.0)
 """Bounds of log standard deviations; a network's output is squashed between them, so that its gradient never ends."""
-
-
-class Params(NamedTuple):
-    """What acting needs: the policy, bounds, statistics if observations are normalised, whether actions are random."""
-
-    policy: PyTree
-    bounds: Bounds
-    obs_stats: RunningStats | None
-    random: Array
-
-
-def random_actions(keys: Key, bounds: Bounds) -> Array:
-    """Return actions [B, A] that are uniform in [-1, 1], one key each."""
-    return jax.vmap(lambda key: jax.random.uniform(key, bounds.low.shape, minval=-1.0))(keys)
 
 
 def gaussian_policy(
