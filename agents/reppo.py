@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from podium.agent import ActOutput, Agent, Aux, Plan
 from podium.continuous import JUDGEMENT, STOCHASTIC, gaussian_policy, predictive_critic, seeing
-from podium.networks import Network, brought_or
+from podium.networks import Network, brought_or, policy_mask
 from podium.ops import optimizers, returns, statistics
 from podium.ops.bounds import Bounds
 from podium.ops.counts import Count
@@ -316,13 +316,9 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
             obs_stats=statistics.update_stats(state.obs_stats, trajectory.obs, valid),
         )
 
-    def policy_mask(state: State) -> Any:
-        nothing = jax.tree.map(lambda leaf: False, state)
-        marked = nothing.params.actor._replace(policy=policy.policy_mask(state.params.actor.policy))
-        return nothing._replace(params=nothing.params._replace(actor=marked))
-
     functions = init, actor, carry, act, plan, grad, apply, observe
-    return Agent(*functions, name="reppo", config=config, make=again, policy_mask=policy_mask)
+    mask = functools.partial(policy_mask, policy, path=("actor", "policy"))
+    return Agent(*functions, name="reppo", config=config, make=again, policy_mask=mask)
 
 
 def _check(config: Config) -> None:

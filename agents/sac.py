@@ -30,11 +30,10 @@ from podium.continuous import (
     OffPolicyConfig,
     Params,
     gaussian_policy,
-    mask_of_policy,
     random_actions,
     seeing,
 )
-from podium.networks import Network, brought_or
+from podium.networks import Network, brought_or, policy_mask
 from podium.ops import optimizers, statistics
 from podium.ops.bounds import Bounds
 from podium.ops.counts import Count
@@ -250,5 +249,5 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
         name="sac",
         config=config,
         make=again,
-        policy_mask=functools.partial(mask_of_policy, policy),
+        policy_mask=functools.partial(policy_mask, policy, path=("policy",)),
     )

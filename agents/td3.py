@@ -29,11 +29,10 @@ from podium.continuous import (
     OffPolicyConfig,
     Params,
     deterministic_policy,
-    mask_of_policy,
     random_actions,
     seeing,
 )
-from podium.networks import Network, brought_or
+from podium.networks import Network, brought_or, policy_mask
 from podium.ops import optimizers, statistics
 from podium.ops.bounds import Bounds
 from podium.ops.counts import Count
@@ -233,5 +232,5 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
         name="td3",
         config=config,
         make=again,
-        policy_mask=functools.partial(mask_of_policy, policy),
+        policy_mask=functools.partial(policy_mask, policy, path=("policy",)),
     )

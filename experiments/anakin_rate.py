@@ -92,7 +92,7 @@ def measure(flags: AnakinFlags) -> dict[str, Any]:
         cpu_threads = None  # Too late, as in a test: the row says what was, not what was asked for.
     if flags.devices is not None and (sentence := podium.request_devices(flags.devices)):
         print(sentence, file=sys.stderr)
-    num_envs, rollout_length = sizes(flags)
+    num_envs, rollout_length = _sizes(flags)
     agent, env = _make_agent(flags), podium.envs.make_pure(flags.env)
     per_update = num_envs * rollout_length
     updates = flags.num_steps // per_update
@@ -159,7 +159,7 @@ def scale(flags: ScalingFlags) -> Iterator[dict[str, Any]]:
     check_fields(flags, counts=COUNTS)
     if not flags.device_counts or min(flags.device_counts) < 1:
         raise ValueError(f"device_counts={flags.device_counts} must be positive integers.")
-    num_envs, _ = sizes(flags)
+    num_envs, _ = _sizes(flags)
     for number in flags.device_counts:
         if num_envs % number:
             raise ValueError(f"num_envs={num_envs} is not divisible by device_counts={number}.")
@@ -188,7 +188,7 @@ def ppo_flops_per_step(spec: EnvSpec, hidden_sizes: Sequence[int], epochs: int) 
     return forward * (1 + 3 * epochs)
 
 
-def sizes(flags: Sizes) -> tuple[int, int]:
+def _sizes(flags: Sizes) -> tuple[int, int]:
     """Return environments and steps of a rollout."""
     usual = {"ppo": (64, 128), "dqn": (10, 1)}.get(flags.agent, (1, 1))
     num_envs = usual[0] if flags.num_envs is None else flags.num_envs

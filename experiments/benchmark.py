@@ -66,7 +66,6 @@ MODES: dict[str, tuple[type, Measure]] = {
 }
 """What can be measured: its flags, and the function of them that gives a row, or one row after another."""
 
-
 BY_OTHERS = frozenset({"scaling", "gpu"})
 """Modes that measure in processes of their own, one after another: JAX, and a GPU's memory, is theirs alone."""
 

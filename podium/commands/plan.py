@@ -12,7 +12,6 @@ from podium import agents, envs
 from podium.commands import plugins
 from podium.commands.console import check_file, read_flags, read_options
 from podium.files import write_json
-from podium.ranges import check_seed
 from podium.types import ArraySpec
 
 
@@ -57,7 +56,6 @@ def run(argv: Sequence[str]) -> int:
     check_file("--json", flags.json)
     if flags.devices is not None and (sentence := podium.request_devices(flags.devices)):
         print(sentence)  # Before anything starts JAX.
-    check_seed(flags.seed)
     fields = read_options(flags.agent_options, "--agent-options")
     try:
         env = envs.make(flags.env, **read_options(flags.env_options, "--env-options"))

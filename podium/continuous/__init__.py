@@ -15,7 +15,7 @@ from podium.continuous.networks import (
     predictive_critic,
     seeing,
 )
-from podium.continuous.off_policy import OffPolicyConfig, Params, mask_of_policy, random_actions
+from podium.continuous.off_policy import OffPolicyConfig, Params, random_actions
 
 __all__ = [
     "DETERMINISTIC",
@@ -28,7 +28,6 @@ __all__ = [
     "critic_ensemble",
     "deterministic_policy",
     "gaussian_policy",
-    "mask_of_policy",
     "predictive_critic",
     "random_actions",
     "seeing",

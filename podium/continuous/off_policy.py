@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -97,10 +97,3 @@ class Params(NamedTuple):
 def random_actions(keys: Key, bounds: Bounds) -> Array:
     """Return actions [B, A] that are uniform in [-1, 1], one key each."""
     return jax.vmap(lambda key: jax.random.uniform(key, bounds.low.shape, minval=-1.0))(keys)
-
-
-def mask_of_policy(policy: Network, state: Any) -> Any:
-    """Return where a State holds what Evolution varies: in `params.policy`; see `Agent.policy_mask`."""
-    nothing = jax.tree.map(lambda leaf: False, state)
-    marked = nothing.params._replace(policy=policy.policy_mask(state.params.policy))
-    return nothing._replace(params=marked)

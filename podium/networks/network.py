@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -149,6 +149,19 @@ def remember(network: Network, params: PyTree, memory: PyTree, obs: PyTree, firs
     return outputs
 
 
-def policy_mask(network: Network, state: Any) -> Any:
-    """Mark, for `Agent.policy_mask`, of a State with `params` of one network those that greedy actions depend on."""
-    return jax.tree.map(lambda leaf: False, state)._replace(params=network.policy_mask(state.params))
+def policy_mask(network: Network, state: Any, path: Sequence[str] = ()) -> Any:
+    """Mark, for `Agent.policy_mask`, of a State's `params` those of a network that greedy actions depend on.
+
+    Args:
+      network: that acts.
+      state: a NamedTuple with `params`.
+      path: names that lead to the network's parameters there, where there are others beside them.
+    """
+
+    def marked(nothing: Any, params: Any, path: Sequence[str]) -> Any:
+        if not path:
+            return network.policy_mask(params)
+        name = path[0]
+        return nothing._replace(**{name: marked(getattr(nothing, name), getattr(params, name), path[1:])})
+
+    return marked(jax.tree.map(lambda leaf: False, state), state, ("params", *path))
