@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from podium import contracts
 from podium.ops.bounds import Bounds
 from podium.ops.statistics import RunningStats
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
@@ -221,6 +222,46 @@ def check_is_agent(agent: Any) -> None:
     if not isinstance(agent, Agent):
         made = f"make({agent!r})" if isinstance(agent, str) else "ppo.make()"
         raise ValueError(f"agent={reprlib.repr(agent)} is no Agent; make one, such as podium.agents.{made}.")
+
+
+def acted(agent: Agent, spec: EnvSpec, keys: Key, *given: Any) -> ActOutput:
+    """Return what `Agent.act` gives for the keys [B] and the rest of its arguments.
+
+    This and the next four are what placements call; where they are traced, shapes tell of broken rules.
+
+    Raises:
+      ContractError: it is no ActOutput, or its actions are of another shape or kind than the environment's.
+    """
+    output = agent.act(keys, *given)
+    contracts.check_returned(agent.name, "act", output, ActOutput)
+    contracts.check_actions(agent.name, spec, output.action, len(keys))
+    return output
+
+
+def planned(agent: Agent, key: Key, state: PyTree, trajectory: Trajectory) -> Plan:
+    """Return what `Agent.plan` gives; raises ContractError where that is no Plan."""
+    plan = agent.plan(key, state, trajectory)
+    contracts.check_returned(agent.name, "plan", plan, Plan)
+    return plan
+
+
+def graded(agent: Agent, key: Key, state: PyTree, minibatch: PyTree) -> tuple[PyTree, Aux]:
+    """Return what `Agent.grad` gives; raises ContractError where that is no pair of gradients and an Aux."""
+    return contracts.check_pair(agent.name, "grad", agent.grad(key, state, minibatch), Aux)
+
+
+def applied(agent: Agent, state: PyTree, grads: PyTree) -> PyTree:
+    """Return what `Agent.apply` gives; raises ContractError where that is of another form than the State."""
+    following = agent.apply(state, grads)
+    contracts.check_kept(agent.name, "apply", state, following)
+    return following
+
+
+def observed(agent: Agent, state: PyTree, trajectory: Trajectory) -> PyTree:
+    """Return what `Agent.observe` gives; raises ContractError where that is of another form than the State."""
+    following = agent.observe(state, trajectory)
+    contracts.check_kept(agent.name, "observe", state, following)
+    return following
 
 
 def fresh_carry(agent: Agent, spec: EnvSpec, index: Array) -> PyTree:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podium import contracts
 from podium.ranges import check_value
 from podium.types import Array, EnvSpec, Key, PyTree, TimeStep
 
@@ -153,9 +154,36 @@ def traced_once(env: Env) -> Env:
     """Return an environment whose `reset` and `step` jax traces once a process, however many programs have them.
 
     Tracing a simulator takes seconds, and what is to be built asks for its shapes several times. The programs stay the
-    same: what was traced is put where the call stood.
+    same: what was traced is put where the call stood. Where they become a part of a program, their shapes are checked.
+
+    Raises:
+      podium.contracts.ContractError: from `reset` and `step`, where the environment breaks a rule that shapes tell of.
     """
-    return env._replace(reset=jax.jit(env.reset, inline=True), step=jax.jit(env.step, inline=True))
+    spec, traced_reset, traced_step = env.spec, jax.jit(env.reset, inline=True), jax.jit(env.step, inline=True)
+
+    def reset(key: Key) -> tuple[PyTree, TimeStep]:
+        state, timestep = contracts.pair(spec, "reset", contracts.trace(spec, "reset", traced_reset, key))
+        contracts.check_timestep(spec, "reset", timestep)
+        return state, timestep
+
+    def step(key: Key, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
+        contracts.check_action(spec, action)
+        returned = contracts.trace(spec, "step", traced_step, key, state, action)
+        next_state, timestep = contracts.pair(spec, "step", returned)
+        contracts.check_timestep(spec, "step", timestep)
+        contracts.same_shapes(spec, "state", state, next_state, weak=False)
+        return next_state, timestep
+
+    return env._replace(reset=reset, step=step)
+
+
+def check_shapes(env: Env) -> None:
+    """Raise ContractError for a rule that the environment breaks and shapes tell of; nothing runs."""
+    contracts.check_spec(env.spec)
+    env, action = traced_once(env), jax.eval_shape(env.spec.action.zeros)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state, _ = jax.eval_shape(env.reset, key)
+    jax.eval_shape(env.step, key, state, action)
 
 
 def reset_key(key: Key) -> Key:

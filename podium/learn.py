@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from podium import film
-from podium.agent import Agent, Plan, Replay
+from podium.agent import Agent, Plan, Replay, applied, graded, observed, planned
 from podium.ops.shuffle import permute
 from podium.ranges import nearest_multiples
 from podium.types import Array, Key, Metrics, PyTree, Trajectory
@@ -176,7 +176,7 @@ def learn(
     """
     prepared = prepare(key, agent, state, replay_state, trajectory, num_lanes)
     state, prepared, metrics = learn_from(agent, state, prepared, loops)
-    return Learned(agent.observe(state, trajectory), prepared.replay, metrics)
+    return Learned(observed(agent, state, trajectory), prepared.replay, metrics)
 
 
 def prepare(
@@ -189,7 +189,7 @@ def prepare(
         `statistics` or `stops`.
     """
     plan_key, fold_key = jax.random.split(key)
-    plan = agent.plan(plan_key, state, trajectory)
+    plan = planned(agent, plan_key, state, trajectory)
     prepared = Prepared(
         key=fold_key,
         data=(),
@@ -247,7 +247,7 @@ def gradient(agent: Agent, state: PyTree, prepared: Prepared, number: Array | in
     The next one is taken from `prepared.ranked(priorities)`, where the replay has priorities.
     """
     minibatch = draw(agent, prepared, number)
-    grads, aux = agent.grad(minibatch.key, state, minibatch.data)
+    grads, aux = graded(agent, minibatch.key, state, minibatch.data)
     if agent.replay is None:
         return Gradient(grads, aux.metrics, (), None if agent.stops is None else agent.stops(aux.metrics))
     if agent.replay.update_priorities is None:
@@ -272,7 +272,7 @@ def learn_from(
     def step(carry: tuple[PyTree, PyTree, PyTree], number: Array) -> tuple[tuple[PyTree, PyTree, PyTree], Metrics]:
         state, priorities, stopped = carry
         taken = gradient(agent, state, prepared.ranked(priorities), number)
-        following = agent.apply(state, taken.grads)
+        following = applied(agent, state, taken.grads)
         if taken.stop is not None:
             stopped = stopped | taken.stop
             following = jax.tree.map(functools.partial(jnp.where, stopped), state, following)
@@ -402,7 +402,9 @@ def _num_updates(replay: Replay, time: int, batch: int) -> int:
         return replay.num_updates
     exact = asked / unit
     number = round(exact)
-    if number < 1 or abs(exact - number) > 1e-6 * number:
+    if number > jnp.iinfo(jnp.int32).max:
+        raise ValueError(f"{name}={asked:g} asks for {exact:g} minibatches after {time} x {batch} steps; use less.")
+    if number < 1 or abs(exact - number) > 1e-5 * number:  # What the sentence below says, six digits, must do.
         near = sorted({max(math.floor(exact), 1), math.ceil(exact)})
         use = " or ".join(f"{n * unit:g}" for n in near)
         windows = f" x {replay.steps_per_item} steps" if replay.steps_per_item > 1 else ""

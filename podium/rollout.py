@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from podium import episodes, film, keys
-from podium.agent import Agent
+from podium.agent import Agent, acted
 from podium.env import Env
 from podium.ops import stacks
 from podium.ops.returns import discounted_sum
@@ -124,7 +124,7 @@ def play(
     def step(carried: tuple[dict[str, PyTree], PyTree], given: tuple[Array, Key, Key]) -> tuple[tuple, tuple]:
         (moving, frames), (number, act_keys, env_keys) = carried, given
         before = state._replace(**moving)
-        output = agent.act(act_keys, params, before.carry, before.obs, before.first, False)
+        output = acted(agent, env.spec, act_keys, params, before.carry, before.obs, before.first, False)
         env_state, timestep = jax.vmap(env.step)(env_keys, before.env_state, output.action)
         counted, ended = episodes.accumulate(before.episodes, timestep)
         reward, seen = timestep.reward, (before.obs, timestep.next_obs)

@@ -13,6 +13,7 @@ Everything is JSON, pictures and Orbax arrays: reading a run folder from a stran
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import importlib.metadata
@@ -122,6 +123,19 @@ class RunFolder:
             )
         return cls(path, record)
 
+    def discard_unused(self) -> None:
+        """Remove the folder of a run that ended before it wrote a row of metrics or a checkpoint, with no one's files.
+
+        Its config says how to begin again what cannot be begun.
+        """
+        ours = {CONFIG, "placement.txt", "placement.svg", self.metrics.name, self.checkpoints.name}
+        with contextlib.suppress(OSError):
+            found = {path.name: path for path in self.path.iterdir()}
+            empty = lambda path: not any(path.iterdir()) if path.is_dir() else not path.stat().st_size
+            kept = [found[name] for name in (self.metrics.name, self.checkpoints.name) if name in found]
+            if set(found) <= ours and all(map(empty, kept)):
+                shutil.rmtree(self.path)
+
     @property
     def config(self) -> dict[str, Any]:
         """The configuration that the run was made with."""
@@ -208,10 +222,11 @@ def compare_config(old: Mapping[str, Any], new: Mapping[str, Any], may_change: S
     below = lambda name, head: name == head or name.startswith(head + ".")
     not_compared = may_change | {head for head in NOT_RECORDED if not any(below(name, head) for name in before)}
     before = {name: value for name, value in NEW_FIELDS.items() if name in after} | before
+    compared = sorted(name for name in {*before, *after} if not any(below(name, head) for head in not_compared))
+    # Another agent or environment has other fields, a list of which would hide that.
+    whose = [name for name in ("agent.name", "env.name") if name in compared and before.get(name) != after.get(name)]
     differences = []
-    for name in sorted({*before, *after}):
-        if any(below(name, head) for head in not_compared):
-            continue
+    for name in whose or compared:
         if name not in before or name not in after or not _same(before[name], after[name]):
             was = repr(before[name]) if name in before else "not set"
             now = repr(after[name]) if name in after else "not set"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,11 +11,12 @@ import numpy as np
 
 from podium import distributed
 from podium.agent import Agent, Transform, check_is_agent
+from podium.checkpoint import CheckpointError
 from podium.env import Env
 from podium.evaluate import longest_episode, longest_evaluated
 from podium.evaluator import Evaluator
 from podium.host import HostEnvFactory, check_is_env
-from podium.loop import Result, Run
+from podium.loop import NonFiniteError, Result, Run
 from podium.placement.anakin import Anakin
 from podium.placement.contract import Placement, Program, check_is_placement
 from podium.placement.remote.engine import check_engines
@@ -179,6 +180,7 @@ def train(
         folder = resumed if first else None
         if run_dir is not None and not resumed and first:
             folder = RunFolder.create(run_dir, config, placement.explain().words)
+            stack.enter_context(_discarding(folder))
         if folder:
             folder.write_report(program.explain())
         path = folder.path if folder else None
@@ -200,6 +202,18 @@ def train(
         return run.train(longest_chunk)
 
 
+@contextlib.contextmanager
+def _discarding(folder: RunFolder) -> Iterator[None]:
+    """Leave no folder of a run whose program could not be made: what is wrong with it, a resume would meet again."""
+    try:
+        yield
+    except (NonFiniteError, CheckpointError, distributed.PeerError, OSError):
+        raise  # The run began; the folder tells how.
+    except Exception:
+        folder.discard_unused()
+        raise
+
+
 def agent_record(agent: Agent) -> dict[str, Any]:
     """Return what is recorded of an agent."""
     settings = {"settings": agent.settings.values} if agent.settings else {}
@@ -218,7 +232,8 @@ def usual_length(placement: Placement, agent: Agent, env: Env | HostEnvFactory) 
     """Return the steps of a rollout where the user names none."""
     if placement.whole_episodes:
         return longest_episode(env.spec)
-    return agent.rollout_length
+    (length,) = integers(1, **{f"{agent.name}'s rollout_length": agent.rollout_length})
+    return length
 
 
 def integers(least: int, **values: Any) -> Iterable[Any]:

@@ -162,6 +162,9 @@ def test_names_every_field_that_differs():
         "use another --run-dir for a new run."
     )
     compare_config(old, new, {"total_steps", "agent", "seed", "added", "gone"})
+    others = [{"agent": {"name": name, "config": {"gamma": gamma}}} for name, gamma in (("ppo", 0.9), ("dqn", 0.8))]
+    with pytest.raises(ValueError, match=r"another configuration: agent.name was 'ppo' and is 'dqn'\. On --resume"):
+        compare_config(*others)
     with pytest.raises(ValueError, match="flag was True and is 1.*nothing may change"):
         compare_config({"flag": True}, {"flag": 1})
 

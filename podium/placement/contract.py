@@ -19,7 +19,7 @@ import numpy as np
 
 from podium import distributed
 from podium.agent import Agent, check_is_agent
-from podium.env import Env
+from podium.env import Env, check_shapes
 from podium.film import stacks_of
 from podium.host import HostEnvFactory, check_is_env
 from podium.ranges import check_positive, plain
@@ -369,6 +369,8 @@ class Placement:
         check_is_env(env)
         asked = Asked(*map(plain, (num_envs, rollout_length, seeds, num_lanes, max_updates)))
         self._check_asked(agent, env, asked)
+        if isinstance(env, Env):
+            check_shapes(env)
         program = self.program(agent, env, asked)
         if agent.replay is not None and agent.replay.keeps_frames and stacks_of(env.spec.obs) is not None:
             program.layout += ", frames kept once"  # Another form of the replay's state than of whole stacks.

@@ -5,10 +5,10 @@ environments have values known on paper. `check_metrics` holds a program to what
 `assert_compiles_once` watches jitted functions.
 """
 
+from podium.contracts import ContractError
 from podium.testing.agents import check_agent
 from podium.testing.compiles import assert_compiles_once
 from podium.testing.environments import check_env
-from podium.testing.errors import ContractError
 from podium.testing.host import check_host_env
 from podium.testing.metrics import check_metrics
 from podium.testing.probes import (

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podium import contracts
 from podium.agent import ActOutput, Agent, Aux, Plan, fresh_carry, fresh_past, policy_leaves
+from podium.contracts import ContractError
 from podium.env import Env, auto_reset
 from podium.learn import draw, learn, plan_divides, prepare
 from podium.placement.anakin import Anakin
 from podium.placement.contract import Program
 from podium.rollout import begin, rollout
-from podium.testing.errors import ContractError
 from podium.testing.probes import probe_continuous, probe_termination, probe_truncation
 from podium.types import DiscreteSpec, Key, PyTree, Trajectory
 
@@ -76,6 +77,12 @@ def _accepted_probes(agent: Agent, key: Key) -> list[Env]:
     return [probe for probe, refused in zip(probes, refusals, strict=True) if refused is None]
 
 
+def _is_same(before: PyTree, after: PyTree) -> bool:
+    bits = lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+    pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+    return all(np.array_equal(bits(x), bits(y), equal_nan=False) for x, y in pairs)
+
+
 class _Check:
     """One agent in one environment."""
 
@@ -93,8 +100,12 @@ class _Check:
         self._check_learning(state, trajectory, plan)
         self._check_termination(state, trajectory)
 
+    @property
+    def _who(self) -> str:
+        return f"{self.agent.name} in {self.env.spec.name}"
+
     def _broken(self, rule: str, remedy: str) -> ContractError:
-        return ContractError(f"{self.agent.name} in {self.env.spec.name}: {rule} {remedy}")
+        return ContractError(f"{self._who}: {rule} {remedy}")
 
     def _traced(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         return self._traced_plainly(name, jax.jit(function, compiler_options=_COMPILER_OPTIONS), *args)
@@ -117,41 +128,17 @@ class _Check:
                 where = jax.tree_util.keystr(path)
                 raise self._broken(f"{name} returns {leaf!r} at {where}.", "Every leaf must be an array.")
 
-    def _check_rows(self, name: str, tree: PyTree, *leading: int) -> None:
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            if leaf.shape[: len(leading)] != leading:
-                raise self._broken(
-                    f"{name}{jax.tree_util.keystr(path)} has shape {leaf.shape}.",
-                    f"Its leading axes must be {leading}: {'[T, B]' if len(leading) == 2 else '[B]'}.",
-                )
-
     def _check_same(self, a: PyTree, b: PyTree, rule: str, remedy: str, tolerance: float = _TOLERANCE) -> None:
         for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
             x, y = (jax.random.key_data(z) if jnp.issubdtype(z.dtype, jax.dtypes.prng_key) else z for z in (x, y))
             if not np.allclose(np.asarray(x), np.asarray(y), rtol=tolerance, atol=tolerance, equal_nan=True):
                 raise self._broken(rule, f"{remedy} (Seen in {jax.tree_util.keystr(path) or 'the result'}.)")
 
-    def _check_structure(self, name: str, before: PyTree, after: PyTree) -> None:
-        given: Any = jax.tree.structure(before)
-        returned: Any = jax.tree.structure(after)
-        if given != returned:
-            raise self._broken(
-                f"{name} returns another structure than it was given.",
-                f"Given {given}, returned {returned}; they must be the same.",
-            )
-        for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
-            if (x.shape, x.dtype) != (y.shape, y.dtype):
-                raise self._broken(
-                    f"{name} turns {jax.tree_util.keystr(path)} from {x.dtype}{list(x.shape)} into "
-                    f"{y.dtype}{list(y.shape)}.",
-                    "A loop needs one shape and dtype throughout: cast it back.",
-                )
-
     def _check_act(self, params: PyTree) -> None:
         spec, count = self.env.spec, self.num_envs
         memory, carry = self.agent.carry(spec, count), fresh_carry(self.agent, spec, jnp.arange(count))
-        self._check_rows("carry", memory, count)
-        self._check_structure("number", memory, carry)
+        contracts.check_rows(self._who, "carry", memory, count)
+        contracts.check_kept(self._who, "number", memory, carry)
         _, timestep = jax.vmap(self.env.reset)(jax.random.split(self.key, count))
         keys, first = jax.random.split(jax.random.fold_in(self.key, 1), count), jnp.ones(count, bool)
         act = jax.jit(self.agent.act, static_argnums=5, compiler_options=_COMPILER_OPTIONS)
@@ -167,19 +154,13 @@ class _Check:
                 ) from error
 
         output = call(keys, carry, timestep.obs, first, False)
-        if not isinstance(output, ActOutput):
-            remedy = "It must return ActOutput(action, carry, extras)."
-            raise self._broken(f"act returns {type(output).__name__}.", remedy)
-        expected = (count, *spec.action.shape)
-        if output.action.shape != expected:
-            raise self._broken(f"act returns actions of shape {output.action.shape}.", f"It must be {expected}.")
+        contracts.check_returned(self._who, "act", output, ActOutput)
+        contracts.check_actions(self._who, spec, output.action, count)
         if isinstance(spec.action, DiscreteSpec):
-            if not jnp.issubdtype(output.action.dtype, jnp.integer):
-                raise self._broken(f"act returns {output.action.dtype} actions.", "Discrete actions must be integers.")
             if bool(((output.action < 0) | (output.action >= spec.action.num_values)).any()):
                 raise self._broken("act returns actions out of range.", f"Use 0 to {spec.action.num_values - 1}.")
-        self._check_structure("act (its carry)", carry, output.carry)
-        self._check_rows("extras", output.extras, count)
+        contracts.check_kept(self._who, "act (its carry)", carry, output.carry)
+        contracts.check_rows(self._who, "extras", output.extras, count)
         self._check_act_meaning(call, keys, carry, timestep.obs, first, output)
 
     def _check_act_meaning(
@@ -254,14 +235,13 @@ class _Check:
 
     def _check_plan(self, state: PyTree, trajectory: Trajectory) -> Plan:
         plan = self._traced("plan", self.agent.plan, self.key, state, trajectory)
-        if not isinstance(plan, Plan):
-            raise self._broken(f"plan returns {type(plan).__name__}.", "It must return podium.agent.Plan.")
+        contracts.check_returned(self._who, "plan", plan, Plan)
         if plan.unit not in ("step", "sequence"):
             raise self._broken(f"plan says unit={plan.unit!r}.", 'It must be "step" or "sequence".')
         if not jax.tree.leaves(plan.data):
             raise self._broken("plan returns no data.", "Put what grad needs in Plan.data, [T, B, ...].")
-        self._check_rows("Plan.data", plan.data, self.rollout_length, self.num_envs)
-        self._check_rows("Plan.per_env", plan.per_env, self.num_envs)
+        contracts.check_rows(self._who, "Plan.data", plan.data, self.rollout_length, self.num_envs)
+        contracts.check_rows(self._who, "Plan.per_env", plan.per_env, self.num_envs)
         if not plan_divides(self.agent, plan, 1):
             raise ValueError(
                 f"num_envs={self.num_envs} and rollout_length={self.rollout_length} do not divide into "
@@ -289,9 +269,7 @@ class _Check:
 
     def _check_learning(self, state: PyTree, trajectory: Trajectory, plan: Plan) -> None:
         result = self._traced("grad", self._gradient, state, trajectory)
-        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Aux)):
-            raise self._broken("grad returns something else than (Grads, Aux).", "Return (grads, Aux(metrics)).")
-        grads, aux = result
+        grads, aux = contracts.check_pair(self._who, "grad", result, Aux)
         for name, value in aux.metrics.items():
             if jnp.shape(value) != ():
                 raise self._broken(f"the metric {name!r} has shape {jnp.shape(value)}.", "Metrics must be scalars.")
@@ -304,8 +282,13 @@ class _Check:
                     f"the gradient at {jax.tree_util.keystr(path)} is not finite.",
                     "Look for a log or a division of zero.",
                 )
-        self._check_structure("apply", state, self._traced("apply", self.agent.apply, state, grads))
-        self._check_structure("observe", state, self._traced("observe", self.agent.observe, state, trajectory))
+        following = self._traced("apply", self.agent.apply, state, grads)
+        contracts.check_kept(self._who, "apply", state, following)
+        if any(bool(jnp.any(x != 0)) for x in jax.tree.leaves(grads)) and _is_same(state, following):
+            raise self._broken("apply leaves the State as it was, after gradients that are not 0.", "Take a step.")
+        contracts.check_kept(
+            self._who, "observe", state, self._traced("observe", self.agent.observe, state, trajectory)
+        )
         if self.agent.replay is None:
             self._traced("learning", lambda key: learn(key, self.agent, state, (), trajectory, 1).metrics, self.key)
 

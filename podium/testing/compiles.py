@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from podium.testing.errors import ContractError
+from podium.contracts import ContractError
 
 
 @contextlib.contextmanager

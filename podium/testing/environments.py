@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podium.contracts import ContractError, broken, check_spec, check_timestep, pair, same_shapes, trace
 from podium.env import Env
 from podium.seen import legal_of
-from podium.testing.errors import ContractError
-from podium.testing.specs import broken, check_agents, check_frames, check_spec, is_spec, within
-from podium.types import Array, Key, PyTree, Seen, TimeStep
+from podium.testing.specs import check_frames, within
+from podium.types import Array, Key, PyTree, Seen, TimeStep, is_spec
 
 _MOST_STEPS = 3_000
 _NUM_ENVS = 2
@@ -124,12 +124,15 @@ def _check_structure(env: Env) -> None:
     """Compare the shapes and dtypes that reset and step return with the spec and with each other; nothing runs."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     action = jax.eval_shape(env.spec.action.zeros)
-    state, first = _pair(env, "reset", _trace(env, "reset", lambda key: env.reset(key), key))
-    next_state, timestep = _pair(env, "step", _trace(env, "step", lambda *a: env.step(*a), key, state, action))
+    # New functions, so that what was traced before is traced again.
+    reset = lambda *given: jax.eval_shape(lambda *given: env.reset(*given), *given)
+    step = lambda *given: jax.eval_shape(lambda *given: env.step(*given), *given)
+    state, first = pair(env.spec, "reset", trace(env.spec, "reset", reset, key))
+    next_state, timestep = pair(env.spec, "step", trace(env.spec, "step", step, key, state, action))
     for name, each in (("reset", first), ("step", timestep)):
-        _check_timestep_shapes(env, name, each)
-    _same_shapes(env, "TimeStep", first, timestep)
-    _same_shapes(env, "state", state, next_state)
+        check_timestep(env.spec, name, each)
+    same_shapes(env.spec, "TimeStep", first, timestep)
+    same_shapes(env.spec, "state", state, next_state)
 
 
 def _check_leaks(env: Env) -> None:
@@ -173,105 +176,6 @@ def _outlives_the_caches(trace: Callable[[], None]) -> bool:
     gc.collect()
     known = {id(x) for x in before}
     return any(id(x) not in known for x in tracers())
-
-
-def _trace(env: Env, name: str, function: Callable, *args: Any) -> Any:
-    try:
-        return jax.eval_shape(function, *args)
-    except (TypeError, jax.errors.JAXIndexError) as error:
-        raise _broken(
-            env,
-            f"{name} cannot be traced by jax.",
-            "Branch on values by jnp.where or jax.lax.cond instead of `if`, compute with jax.numpy instead of numpy, "
-            f"and return arrays only. jax said: {str(error).splitlines()[0]}",
-        ) from error
-
-
-def _pair(env: Env, name: str, result: Any) -> tuple[PyTree, TimeStep]:
-    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], TimeStep)):
-        raise _broken(
-            env,
-            f"{name} does not return a pair (state, TimeStep).",
-            f"Make the TimeStep with podium.env.{'restart' if name == 'reset' else 'transition'}.",
-        )
-    return result
-
-
-def _check_timestep_shapes(env: Env, name: str, timestep: TimeStep) -> None:
-    for field in ("obs", "next_obs"):
-        obs = getattr(timestep, field)
-        found: Any = jax.tree.structure(obs)
-        expected: Any = jax.tree.structure(env.spec.obs, is_leaf=is_spec)
-        if found != expected:
-            raise _broken(
-                env, f"{name} returns {field} of structure {found}.", f"Make it that of spec.obs: {expected}."
-            )
-        for spec, leaf in zip(jax.tree.leaves(env.spec.obs, is_leaf=is_spec), jax.tree.leaves(obs), strict=True):
-            if leaf.shape != tuple(spec.shape) or leaf.dtype != np.dtype(spec.dtype):
-                raise _broken(
-                    env,
-                    f"{name} returns {field} {leaf.dtype}{list(leaf.shape)}, but spec.obs says "
-                    f"{np.dtype(spec.dtype)}{list(spec.shape)}.",
-                    "Correct the spec, or cast and reshape the observation.",
-                )
-    axes = () if env.spec.num_agents is None else (env.spec.num_agents,)
-    _check_shape(env, name, timestep, "reward", np.float32, axes)
-    check_agents(env.spec, timestep)
-    for field, dtype in {"terminated": np.bool_, "truncated": np.bool_, "turn": np.float32}.items():
-        _check_shape(env, name, timestep, field, dtype, ())
-    _check_shape(env, name, timestep, "valid", np.bool_, (), axes)
-    if env.spec.turns != (timestep.turn is not None):
-        raise _broken(
-            env,
-            f"{name} returns turn={timestep.turn}, but spec.turns={env.spec.turns}.",
-            "Give podium.env.restart and transition a turn where two move in turn, and nowhere else.",
-        )
-    if not isinstance(timestep.info, dict):
-        raise _broken(env, f"{name} returns info as {type(timestep.info).__name__}.", "It must be a dict of arrays.")
-
-
-def _check_shape(env: Env, name: str, timestep: TimeStep, field: str, dtype: Any, *shapes: tuple[int, ...]) -> None:
-    """Raise ContractError unless a field is an array of this dtype and one of these shapes; some may be None."""
-    leaf = getattr(timestep, field)
-    if leaf is None and field in TimeStep._field_defaults:
-        return
-    if not hasattr(leaf, "shape") or leaf.shape not in shapes or leaf.dtype != np.dtype(dtype):
-        found = f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "shape") else type(leaf).__name__
-        rule = " or ".join(f"{list(shape)}, one an agent" if shape else "a scalar" for shape in dict.fromkeys(shapes))
-        raise _broken(
-            env,
-            f"{name} returns {field} as {found}.",
-            f"It must be {np.dtype(dtype)}, {rule}; podium.env.restart and transition cast it.",
-        )
-
-
-def _same_shapes(env: Env, what: str, at_reset: PyTree, at_step: PyTree) -> None:
-    before, after = (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (at_reset, at_step))
-    names_before, names_after = ([jax.tree_util.keystr(path) for path, _ in leaves] for leaves in (before, after))
-    structure_before: Any = jax.tree.structure(at_reset)
-    structure_after: Any = jax.tree.structure(at_step)
-    if names_before != names_after or structure_before != structure_after:
-        differing = sorted(set(names_before) ^ set(names_after))
-        raise _broken(
-            env,
-            f"the {what} has another structure after step than after reset ({', '.join(differing) or 'other types'}).",
-            "Return the same pytree from both; fill with zeros what has no value yet.",
-        )
-    for (path, old), (_, new) in zip(before, after, strict=True):
-        if (old.shape, old.dtype) != (new.shape, new.dtype):
-            raise _broken(
-                env,
-                f"{what}{jax.tree_util.keystr(path)} is {old.dtype}{list(old.shape)} after reset and "
-                f"{new.dtype}{list(new.shape)} after step.",
-                "jax.lax.scan needs one fixed shape and dtype; convert with jnp.asarray(value, dtype).",
-            )
-        if getattr(old, "weak_type", False) != getattr(new, "weak_type", False):
-            raise _broken(
-                env,
-                f"{what}{jax.tree_util.keystr(path)} is weakly typed only after {'reset' if old.weak_type else 'step'} "
-                "(a Python number), which compiles every program twice.",
-                f"Convert it with jnp.asarray(value, jnp.{old.dtype}).",
-            )
 
 
 def _check_values(env: Env, play: _Play) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from podium.contracts import ContractError, broken, check_agents, check_spec
 from podium.host import HostEnv, HostEnvFactory
 from podium.ranges import check_seed, is_integer
-from podium.testing.errors import ContractError
-from podium.testing.specs import broken, check_agents, check_frames, check_spec, is_spec, within
-from podium.types import ArraySpec, DiscreteSpec, EnvSpec, PyTree, TimeStep
+from podium.testing.specs import check_frames, within
+from podium.types import ArraySpec, DiscreteSpec, EnvSpec, PyTree, TimeStep, is_spec
 
 _COPY = "Copy what a later step overwrites."
 _SEED = "Derive all randomness from `seed` and the environment's number, first_index + i, and from nothing else."

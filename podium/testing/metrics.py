@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from podium.agent import Agent, fresh_carry, fresh_past
+from podium.contracts import ContractError
 from podium.env import Env, restart
 from podium.learn import learn
 from podium.placement.contract import Program
 from podium.rollout import begin, rollout
 from podium.tally import OF_EPISODES
-from podium.testing.errors import ContractError
-from podium.testing.specs import is_spec
-from podium.types import EnvSpec, Key, PyTree
+from podium.types import EnvSpec, Key, PyTree, is_spec
 
 
 def check_metrics(program: Program, metrics: Iterable[str]) -> None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium import keys
+from podium.agent import applied, observed
 from podium.devices import at, jit
 from podium.finite import all_finite, rollout_finite
 from podium.learn import Gradient, Prepared, can_learn, gradient, num_gradients, prepare
@@ -55,12 +56,12 @@ class GradientFunctions:
 
     def observe(self, state: PyTree, rollout: Rollout) -> PyTree:
         """Return the State after it has observed a rollout."""
-        return self.acting.agent.observe(state, rollout.trajectory())
+        return observed(self.acting.agent, state, rollout.trajectory())
 
     def apply(self, state: PyTree, gradient: PyTree, weight: Array) -> PyTree:
         """Return the State after a gradient, every number of which is multiplied by `weight`; 1 changes no bit."""
         weigh = lambda x: x * weight.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else x
-        return self.acting.agent.apply(state, jax.tree.map(weigh, gradient))
+        return applied(self.acting.agent, state, jax.tree.map(weigh, gradient))
 
     @functools.cached_property
     def shapes(self) -> GradientShapes:

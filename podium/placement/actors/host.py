@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podium import keys
-from podium.agent import fresh_carry, fresh_past
+from podium.agent import acted, fresh_carry, fresh_past
 from podium.devices import at, jit
 from podium.film import Film, blank, is_film
 from podium.host import HostEnv, HostEnvFactory
@@ -55,7 +55,7 @@ class HostActing(Acting):
             params = self.agent.actor(self.agent.init(key, self.spec))
             obs = jax.tree.map(lambda spec: spec.zeros(1), self.spec.obs, is_leaf=is_spec)
             carry, yes = fresh_carry(self.agent, self.spec, jnp.arange(1)), jnp.ones(1, bool)
-            output = self.agent.act(jax.random.split(key, 1), params, carry, obs, yes, False)
+            output = acted(self.agent, self.spec, jax.random.split(key, 1), params, carry, obs, yes, False)
             action, extras = jax.tree.map(lambda x: x[None], (output.action, output.extras))
             in_next = self.env.resets_in_next_step
             rows = blank(self.spec.obs, 2) if in_next else jax.tree.map(lambda x: x[None], obs)

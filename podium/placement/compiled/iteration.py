@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from podium import keys
-from podium.agent import Plan
+from podium.agent import Plan, planned
 from podium.film import stacks_of
 from podium.learn import (
     Prepared,
@@ -54,7 +54,7 @@ def plan_shapes(acting: Acting, length: int, num_envs: int) -> Plan:
 
     def plan(key: Key) -> Plan:
         trajectory = zeros(acting.shapes(length, num_envs)).trajectory()
-        return acting.agent.plan(key, acting.agent.init(key, acting.spec), trajectory)
+        return planned(acting.agent, key, acting.agent.init(key, acting.spec), trajectory)
 
     return jax.eval_shape(plan, jax.random.key(0))
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from podium import distributed, keys
-from podium.agent import Agent
+from podium.agent import Agent, observed
 from podium.compiling import CompiledOnMesh
 from podium.devices import make_mesh
 from podium.finite import chunk_finite, rollout_finite
@@ -153,7 +153,7 @@ def observer_of(acting: Acting, sizes: Sizes, devices: Sequence[jax.Device]) -> 
     def update(state: RunState, rollout: Rollout) -> tuple[RunState, Metrics]:
         trajectory = rollout.trajectory()
         finite = rollout_finite(agent, trajectory).all()
-        return state._replace(agent=agent.observe(state.agent, trajectory)), {"finite": finite}
+        return state._replace(agent=observed(agent, state.agent, trajectory)), {"finite": finite}
 
     return _learner(acting, sizes, devices, update, with_replay=False, donate=False)
 

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from podium import xla
+from podium.agent import applied, graded, planned
 from podium.compiling import CompiledOnce
 from podium.devices import at, jit
 from podium.networks import batch_over
@@ -71,10 +72,10 @@ class MinibatchSteps(CompiledOnce):
         return jax.eval_shape(agent.grad, jax.random.key(0), state, self.minibatch)[0]
 
     def _plan(self, key: Key, state: PyTree, rollout: Rollout) -> PyTree:
-        return self.learner.agent.plan(key, state, rollout.trajectory()).data
+        return planned(self.learner.agent, key, state, rollout.trajectory()).data
 
     def _step(self, state: PyTree, key: Key, minibatch: PyTree) -> tuple[PyTree, Metrics, Any]:
         agent = self.learner.agent
         with batch_over(self.learner.mesh):
-            grads, aux = agent.grad(key, state, minibatch)
-        return agent.apply(state, grads), aux.metrics, aux.priorities
+            grads, aux = graded(agent, key, state, minibatch)
+        return applied(agent, state, grads), aux.metrics, aux.priorities
