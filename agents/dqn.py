@@ -316,7 +316,8 @@ def _check(config: Config) -> None:
         not_negative=("anneal_steps", "max_grad_norm"),
         fractions=("epsilon_start", "epsilon_end"),
         shares=("tau",),
-        counts=("target_update_period", "epsilon_decay_steps"),
+        counts=("target_update_period",),
+        steps=("epsilon_decay_steps",),
     )
     check_value("samples_per_insert", config.samples_per_insert, "sizes", "use 0 to go by num_updates")
     action_values.check_epsilons(config.epsilon_start, config.epsilon_end)

@@ -245,6 +245,7 @@ def _check(config: Config) -> None:
         positive=("learning_rate", "reward_scale", "optimizer_eps"),
         not_negative=("anneal_steps", "max_grad_norm"),
         fractions=("gamma", "q_lambda", "epsilon_start", "epsilon_end"),
-        counts=("num_epochs", "num_minibatches", "epsilon_decay_steps"),
+        counts=("num_epochs", "num_minibatches"),
+        steps=("epsilon_decay_steps",),
     )
     action_values.check_epsilons(config.epsilon_start, config.epsilon_end)

@@ -9,7 +9,7 @@ Deliberate differences, beside those of `dqn`:
 - Windows cross ends of episodes, where memory begins anew and targets stop; the paper's never do. Episodes cut by a
   time limit are bootstrapped from their true last observation, with the memory that led there.
 - The n steps of a target end with the window, at the observation that its last step reached.
-- New windows are ranked as the one with the largest error so far; the paper's actors compute it.
+- New windows are ranked as the one with the largest error so far, or 1 if that is more; the paper's actors compute it.
 - A Huber loss whose `huber_delta` is far above the usual error of rescaled values; the paper's is squared.
 - The last action and reward reach the memory where the environment shows them (`envs.wrappers.show_last_action`).
 """
@@ -107,7 +107,8 @@ def n_step_target(config: Config, windows: Windows, next_value: Array) -> Array:
       windows: of T steps, [T, N, ...].
       next_value: [T, N], of what each step reached, on the scale that the network learns.
     """
-    time, n = windows.reward.shape[0], config.n_step
+    time = windows.reward.shape[0]
+    n = min(config.n_step, time)
     valid = jnp.ones_like(windows.terminated) if windows.valid is None else windows.valid
     # Behind the window there are no transitions; a sum stops before what is none.
     step = np.arange(time)[:, None] + np.arange(n)

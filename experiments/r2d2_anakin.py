@@ -2,7 +2,7 @@
 
 python experiments/r2d2_anakin.py --env podium/RepeatFirst
 python experiments/r2d2_anakin.py --env MemoryChain-bsuite --burn-in 0 --no-stored-state
-python experiments/r2d2_anakin.py --env Breakout-MinAtar --env-options flicker=0.5
+python experiments/r2d2_anakin.py --env Breakout-MinAtar --preset breakout-minatar-flicker
 
 It is `podium train --agent r2d2 --placement anakin` with defaults and presets of its own, which `--help` shows.
 """

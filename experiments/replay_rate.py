@@ -62,7 +62,7 @@ class _Filled(NamedTuple):
 def measure(flags: ReplayFlags) -> dict[str, Any]:
     """Return bytes, medians of rates, and how they compare."""
     numbers = "capacity", "num_envs", "rollout_length", "batch_size", "n_step", "recorded", "updates", "repeats"
-    check_fields(flags, counts=numbers)
+    check_fields(flags, counts=numbers, naturals=("whole_capacity",))
     rollouts, item, specs = _play(flags)
     stacks = stacks_of(specs, item.obs)
     kept = _fill(flags, flags.capacity, item, rollouts, stacks)
@@ -155,5 +155,5 @@ def _play(flags: ReplayFlags) -> tuple[list[Transition], Transition, PyTree]:
 
 def _random_action(rng: np.random.Generator, spec: DiscreteSpec | ArraySpec, number: int) -> np.ndarray:
     if isinstance(spec, DiscreteSpec):
-        return rng.integers(0, spec.num_values, number).astype(spec.dtype)
+        return rng.integers(0, spec.num_values, (number, *spec.shape)).astype(spec.dtype)
     return rng.uniform(-1, 1, (number, *spec.shape)).astype(spec.dtype)

@@ -33,11 +33,13 @@ def largest_divisor(number: int, limit: int) -> int:
 
 
 class _Rule(NamedTuple):
-    """What a number must be; `traced` says whether it may be known only when a program runs."""
+    """What a number must be, and at most; `traced` says whether it may be known only when a program runs."""
 
     holds: Callable[[Any], bool]
     words: str
     traced: bool = True
+    most: float = math.inf
+    why: str = ""
 
 
 def is_integer(value: Any, least: int | None = None, most: int | None = None) -> TypeGuard[int]:
@@ -70,15 +72,18 @@ def _is_real(value: Any) -> bool:
     return is_number(value)
 
 
+_INT32 = 2**31 - 1, "2**31 - 1, the largest int32"
+_FLOAT32 = float(np.finfo(np.float32).max), "3.4e38, the largest float32"
 _RULES = {
     "flags": _Rule(lambda x: isinstance(x, bool | np.bool_), "True or False", traced=False),
-    "counts": _Rule(lambda x: is_integer(x, 1), "an integer of 1 or more", traced=False),
-    "several": _Rule(lambda x: is_integer(x, 2), "an integer of 2 or more", traced=False),
-    "naturals": _Rule(lambda x: is_integer(x, 0), "an integer of 0 or more", traced=False),
+    "steps": _Rule(lambda x: is_integer(x, 1), "an integer of 1 or more", False, *_FLOAT32),
+    "counts": _Rule(lambda x: is_integer(x, 1), "an integer of 1 or more", False, *_INT32),
+    "several": _Rule(lambda x: is_integer(x, 2), "an integer of 2 or more", False, *_INT32),
+    "naturals": _Rule(lambda x: is_integer(x, 0), "an integer of 0 or more", False, *_INT32),
     "sizes": _Rule(lambda x: _is_real(x) and 0 <= x < math.inf, "finite and 0 or more", traced=False),
     "ratios": _Rule(lambda x: _is_real(x) and 0 < x < math.inf, "finite and greater than 0", traced=False),
-    "positive": _Rule(lambda x: _is_real(x) and 0 < x < math.inf, "finite and greater than 0"),
-    "not_negative": _Rule(lambda x: _is_real(x) and 0 <= x < math.inf, "finite and 0 or more"),
+    "positive": _Rule(lambda x: _is_real(x) and 0 < x < math.inf, "finite and greater than 0", True, *_FLOAT32),
+    "not_negative": _Rule(lambda x: _is_real(x) and 0 <= x < math.inf, "finite and 0 or more", True, *_FLOAT32),
     "fractions": _Rule(lambda x: _is_real(x) and 0 <= x <= 1, "between 0 and 1"),
     "shares": _Rule(lambda x: _is_real(x) and 0 < x <= 1, "greater than 0 and at most 1"),
 }
@@ -87,6 +92,11 @@ _RULES = {
 def is_traced(value: Any) -> bool:
     """Say whether a number is known only when a program runs, as one that `jax.vmap` or `jax.jit` hands in."""
     return isinstance(value, jax.core.Tracer)
+
+
+def as_float(value: Any) -> Any:
+    """Return a number as a float, which holds counts that no int32 does; one that is traced as it is."""
+    return value if is_traced(value) else float(value)
 
 
 def is_on(value: Any) -> bool:
@@ -102,6 +112,7 @@ def check_fields(
     shares: Sequence[str] = (),
     counts: Sequence[str] = (),
     naturals: Sequence[str] = (),
+    steps: Sequence[str] = (),
 ) -> None:
     """Refuse a config with a field out of range; None passes where it is the field's default.
 
@@ -111,12 +122,13 @@ def check_fields(
 
     Args:
       config: a dataclass.
-      positive: names of fields that must be finite and above 0.
+      positive: names of fields that must be above 0, and finite in float32.
       not_negative: finite and 0 or more.
       fractions: 0 to 1.
       shares: above 0 and up to 1.
-      counts: integers of 1 or more; sizes, which cannot be traced.
+      counts: integers of 1 or more, up to the largest int32; sizes, which cannot be traced.
       naturals: integers of 0 or more, likewise.
+      steps: integers of 1 or more, beyond int32 too.
 
     Raises:
       ValueError: naming the first such field, its value and the rule.
@@ -126,6 +138,7 @@ def check_fields(
         "flags": flags,
         "counts": counts,
         "naturals": naturals,
+        "steps": steps,
         "positive": positive,
         "not_negative": not_negative,
         "fractions": fractions,
@@ -143,7 +156,7 @@ def check_atoms(config: Any, low: str, high: str, number: str) -> None:
     """Refuse fields of a config, by name, that are no distribution over `number` values from `low` to `high`.
 
     Raises:
-      ValueError: there are less than two, or the ends are not finite and in order.
+      ValueError: there are less than two, the ends are not finite and in order, or two values are one in float32.
     """
     check_value(number, getattr(config, number), "several", f"{getattr(type(config), number)} is usual")
     ends = least, largest = getattr(config, low), getattr(config, high)
@@ -153,6 +166,19 @@ def check_atoms(config: Any, low: str, high: str, number: str) -> None:
             f"{low}={least!r} and {high}={largest!r} must be finite numbers, {low} below {high}; use the least and "
             "the largest discounted return there can be."
         )
+    if known and not _are_apart(float(least), float(largest), getattr(config, number)):
+        raise ValueError(
+            f"{low}={least!r} and {high}={largest!r} are too near, or too large, for {number}="
+            f"{getattr(config, number)} values between them to differ in float32; use a wider range, or fewer values."
+        )
+
+
+def _are_apart(least: float, largest: float, number: int) -> bool:
+    """Say whether so many values from `least` to `largest` are finite in float32, their range too, and none is next."""
+    width = (largest - least) / (number - 1)
+    with np.errstate(over="ignore"):
+        ends = np.array([least, least + width, largest - width, largest, largest - least], np.float32)
+    return bool(np.all(np.isfinite(ends)) and ends[0] < ends[1] and ends[2] < ends[3])
 
 
 def check_value(name: str, value: Any, rule: str, remedy: str) -> None:
@@ -167,12 +193,16 @@ def check_value(name: str, value: Any, rule: str, remedy: str) -> None:
     Raises:
       ValueError: the name, the value, the rule and the remedy.
     """
-    holds, words, traced = _RULES[rule]
+    must = _RULES[rule]
     if is_traced(value):
-        if not traced:
-            raise ValueError(f"{name} is traced, but must be {words} when the program is made; it cannot vary within.")
-    elif not holds(value):
-        raise ValueError(f"{name}={value!r} must be {words}; {remedy}.")
+        if not must.traced:
+            raise ValueError(
+                f"{name} is traced, but must be {must.words} when the program is made; it cannot vary within."
+            )
+    elif not must.holds(value):
+        raise ValueError(f"{name}={value!r} must be {must.words}; {remedy}.")
+    elif value > must.most:
+        raise ValueError(f"{name}={value!r} must be at most {must.why}; use less.")
 
 
 def check_type(name: str, value: Any, default: Any) -> None:
@@ -191,6 +221,8 @@ def check_type(name: str, value: Any, default: Any) -> None:
         fits = not is_number(default) or is_number(value)
     if not fits:
         raise ValueError(f"{name}={value!r} must be of type {type(default).__name__}, as {default!r} is.")
+    if is_number(default) and math.isfinite(default) and not math.isfinite(value):
+        raise ValueError(f"{name}={value!r} must be finite, as {default!r} is.")
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -153,6 +156,8 @@ def read_values(text: str) -> Sequence[Any] | Draws:
 
     >>> read_values("0.1,0.2"), read_values("tanh,relu"), read_values("1..3:3")
     ((0.1, 0.2), ('tanh', 'relu'), (1.0, 2.0, 3.0))
+    >>> read_values("(64,64),(128,)")
+    ((64, 64), (128,))
     >>> read_values("1e-4..1e-2:log:3")[1] == log_range(1e-4, 1e-2, 3)[1], read_values("1e-4..1e-2:log")
     (True, Draws(low=0.0001, high=0.01, log=True))
 
@@ -160,7 +165,8 @@ def read_values(text: str) -> Sequence[Any] | Draws:
       ValueError: it is none of these.
     """
     if ".." not in text:
-        return tuple(_value(part) for part in text.split(","))
+        # A comma between parentheses is one of a value's own.
+        return tuple(_value(part) for part in re.split(r",(?![^(]*\))", text))
     bounds, *how = text.split(":")
     try:
         low, high = (float(bound) for bound in bounds.split(".."))
@@ -180,6 +186,9 @@ def _value(text: str) -> Any:
             return kind(text)
         except ValueError:
             pass
+    if text.startswith("("):
+        with contextlib.suppress(ValueError, SyntaxError):
+            return ast.literal_eval(text)
     return {"True": True, "False": False}.get(text, text)
 
 

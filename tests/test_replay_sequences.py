@@ -290,8 +290,10 @@ def test_lanes_on_a_mesh_exchange_one_number_and_give_the_same(time: int) -> Non
         ({"burn_in": -1}, "burn_in=-1 must be an integer of 0 or more; 40 is usual"),
         ({"sequence_length": 0}, "sequence_length=0 must be an integer of 1 or more"),
         ({"sequence_period": 1.5}, "sequence_period=1.5 must be an integer of 1 or more"),
-        ({"buffer_capacity": 2**31}, "buffer_capacity=2147483648 must be less than 2**31"),
+        ({"buffer_capacity": 2**31}, "buffer_capacity=2147483648 must be at most 2**31 - 1"),
         ({"buffer_capacity": 7}, "buffer_capacity=7 is less than a window of sequence_length=8"),
+        ({"buffer_capacity": 7, "sequence_period": 5}, "use 15 times num_envs, or more where rollouts are longer"),
+        ({"sequence_length": 2**31}, "sequence_length=2147483648 must be at most 2**31 - 1, the largest int32; use le"),
         ({"min_replay_size": 1_001}, "min_replay_size=1001 is more than buffer_capacity=1000"),
         ({"priority_exponent": 1.1}, "priority_exponent=1.1 must be between 0 and 1"),
         ({"smallest_priority": 0.0}, "smallest_priority=0.0 must be finite and greater than 0"),
@@ -317,3 +319,7 @@ def test_what_does_not_fit_is_refused_before_tracing(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         make(capacity, 8, 4, period).init(item(), envs, 2, time)
+
+
+def test_a_capacity_as_asked_for_is_enough() -> None:
+    make(8 * 15, 8, 4, 5).init(item(), 8, 2, 5)

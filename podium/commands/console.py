@@ -15,11 +15,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import tyro
 
 from podium import agents, distributed, envs
 from podium.checkpoint import CheckpointError
 from podium.commands import plugins
+from podium.files import one_line
 from podium.loop import NonFiniteError
 
 REFUSED, FAILED = 2, 1
@@ -44,6 +46,15 @@ def guard(work: Callable[[], int]) -> int:
         if not _is_ours(error, Path(work.__code__.co_filename).resolve().parent):
             raise
         return _say(error, REFUSED)
+    except jax.errors.JaxRuntimeError as error:
+        if "out of memory" not in str(error).lower():
+            raise
+        print(
+            f"error: {one_line(error)} What takes most is usually buffer_capacity, num_envs times rollout_length, the "
+            "minibatch or the network; use less of it, or more devices.",
+            file=sys.stderr,
+        )
+        return FAILED
     except KeyboardInterrupt:
         print("Stopped by SIGINT before anything could be saved.", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -98,7 +109,7 @@ def read_options(pairs: Sequence[str], flag: str) -> dict[str, Any]:
         if not equals or not name.isidentifier():
             raise ValueError(f"{flag} {pair} is not NAME=VALUE, such as max_steps_in_episode=200.")
         try:
-            options[name] = ast.literal_eval(text)
+            options[name] = float(text) if text.strip("+-") in ("nan", "inf") else ast.literal_eval(text)
         except (ValueError, SyntaxError):
             options[name] = text
     return options

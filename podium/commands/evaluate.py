@@ -16,7 +16,7 @@ from podium.commands import cache, plugins
 from podium.commands.console import read_flags, read_options
 from podium.files import to_jsonable
 from podium.load import load_env
-from podium.ranges import check_seed
+from podium.ranges import check_seed, check_value, is_integer
 from podium.runs import RunFolder
 
 
@@ -59,7 +59,11 @@ def run(argv: Sequence[str]) -> int:
     if flags.env_options and flags.env is None:
         raise ValueError("--env-options go with --env; the run's own environment has the options it was trained with.")
     check_seed(flags.seed)
+    check_value("--episodes", flags.episodes, "counts", "128 is usual")
     folder = RunFolder.open(flags.run_dir)
+    seeds = folder.config.get("seeds", 1)
+    if is_integer(seeds, 1) and not is_integer(flags.policy, 0, seeds - 1):
+        raise ValueError(f"--policy={flags.policy} is none of the run's {seeds} seeds; use 0 to {seeds - 1}.")
     trained_in = load_env(folder)
     env = trained_in
     if flags.env is not None:

@@ -374,11 +374,18 @@ def _preset(subject: Subject, argv: Sequence[str]) -> tuple[Preset | None, str]:
         name = next((key for key, preset in known.items() if preset.env == wanted and preset.usual), None)
         why = f"made for {wanted}; --preset {NO_PRESET} takes the plain defaults"
     if name in (None, NO_PRESET):
-        return None, f"none: plain defaults{'' if asked else f' (there is no preset for {wanted})'}"
+        return None, "none: plain defaults" + ("" if asked else f" ({_none_for(wanted, known)})")
     if name not in known:
         raise ValueError(_unknown_preset(name or "", known))
     preset = known[name]
     return preset, f"{name} ({why}). Source: {preset.source} {preset.tuned_words}"
+
+
+def _none_for(env: str, known: Mapping[str, Preset]) -> str:
+    """Say that nothing lies under the flags by itself, and which presets that are not usual would, if named."""
+    others = [name for name, preset in known.items() if preset.env == env]
+    named = f"; {' and '.join(others)} must be asked for: --preset {others[0]}" if others else ""
+    return f"there is no {'usual ' if others else ''}preset for {env}{named}"
 
 
 def _unknown_preset(name: str, known: Mapping[str, Preset]) -> str:

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from podium.networks.network import Network
 from podium.networks.summed import sum_once, units_are_split
-from podium.ranges import check_choice
-from podium.torsos import Torso, apply_module, check_sizes
+from podium.ranges import check_choice, check_value
+from podium.torsos import Torso, apply_module
 from podium.types import Array, EnvSpec, Key, PyTree
 
 MEMORIES = ("none", "gru", "lstm")
@@ -53,7 +53,7 @@ def make_cell(memory: str, memory_size: int) -> Cell | None:
       ValueError: for an unknown name, or a size that is not positive.
     """
     check_choice("memory", memory, MEMORIES)
-    check_sizes("memory_size", (memory_size,))
+    check_value("memory_size", memory_size, "counts", "64 is usual")
     if memory == "none":
         return None
     return GRU(memory_size) if memory == "gru" else LSTM(memory_size)

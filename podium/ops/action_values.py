@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podium.ranges import is_traced
+from podium.ranges import as_float, is_traced
 from podium.types import Array, Key
 
 
@@ -59,7 +59,7 @@ def epsilon_greedy(keys: Key, value: Array, epsilon: Array, legal: Array | None 
 
 def decayed(start: float, end: float, decay_steps: float, env_steps: Array) -> Any:
     """Return epsilon after `env_steps`: falling linearly from `start` to `end` over `decay_steps`, then constant."""
-    return start + jnp.minimum(env_steps / decay_steps, 1.0) * (end - start)
+    return start + jnp.minimum(env_steps / as_float(decay_steps), 1.0) * (end - start)
 
 
 def check_epsilons(start: float, end: float) -> None:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podium.ranges import is_on
+from podium.ranges import as_float, is_on
 from podium.types import Array, PyTree
 
 OPTIMIZERS = ("adam", "rmsprop", "radam")
@@ -114,7 +114,7 @@ def annealed(learning_rate: float, anneal_steps: int, env_steps: Array) -> Any:
     """Return a rate that falls linearly to 0 over `anneal_steps` environment steps; 0 of them keep it constant."""
     if not is_on(anneal_steps):
         return learning_rate
-    return learning_rate * jnp.maximum(0.0, 1.0 - env_steps / anneal_steps)
+    return learning_rate * jnp.maximum(0.0, 1.0 - env_steps / as_float(anneal_steps))
 
 
 def descend(

@@ -170,6 +170,8 @@ def plan(
     check_seed(seed)
     if not 0 < seconds < math.inf:
         raise ValueError(f"seconds={seconds!r} must be finite and greater than 0; 1 is usual.")
+    if placements is not None and not placements:
+        raise ValueError(f"placements={placements!r} names none; use some of {', '.join(registry.names())}, or None.")
     named = registry.names() if placements is None else [registry.find(name) for name in placements]
     env, _ = resolve_env(env, None)
     available = resolve_devices(devices)

@@ -19,7 +19,7 @@ class Priorities(NamedTuple):
     Attributes:
       levels: weights [L, n] float32, row (or start of a window) * E + environment, 0 for what is not drawn; and sums;
         see `ops.sum_tree`.
-      largest: [L] float32, largest TD error that each lane has met, of what is drawn.
+      largest: [L] float32, largest TD error that each lane has met, of what is drawn; 1 if none is more.
       updates: int32 scalar, minibatches learnt from.
     """
 

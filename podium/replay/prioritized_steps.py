@@ -59,10 +59,10 @@ def prioritized(
 
     First priorities. Where items carry an `Estimate`, it is the n-step TD error that acting saw (Horgan et al. 2018,
     arXiv 1803.00933), once what follows the window has been acted on: n steps later. Otherwise it is the largest TD
-    error of the lane so far, n - 1 steps later. Deliberate differences: the bootstrap is the largest value by the
-    network that acted, without a target network. Where an episode was cut and reset in the same step, or lies before a
-    gap, its true last observation was never acted on, and the best value of the one before it stands in for it; the
-    first gradient step that meets the transition sets that right.
+    error of the lane so far, or 1 if that is more, n - 1 steps later. Deliberate differences: the bootstrap is the
+    largest value by the network that acted, without a target network. Where an episode was cut and reset in the same
+    step, or lies before a gap, its true last observation was never acted on, and the best value of the one before it
+    stands in for it; the first gradient step that meets the transition sets that right.
 
     What begins no whole window, and rows that are no transition, have weight 0 and are never drawn. Among duplicates in
     a minibatch the largest priority counts.

@@ -13,9 +13,6 @@ from podium.replay import frames
 from podium.replay.frames import Frames
 from podium.types import Array, PyTree, Trajectory
 
-# Rows are counted and indexed in int32.
-MAX_CAPACITY = 2**31 - 1
-
 
 class Transition(NamedTuple):
     """One step as it is stored; see `podium.types.Trajectory` for the meaning of each field."""
@@ -225,11 +222,9 @@ def lane_keys(key: Array, num_lanes: int) -> Array:
 
 
 def check_sizes(buffer_capacity: int, min_replay_size: int, **counts: int) -> None:
-    """Refuse sizes that are no counts, a ring too large to index, and more to wait for than it holds."""
+    """Refuse sizes that are no counts, which int32 bounds as it does indices, and more to wait for than it holds."""
     for name, value in {"buffer_capacity": buffer_capacity, "min_replay_size": min_replay_size, **counts}.items():
         check_value(name, value, "counts", "use at least 1")
-    if buffer_capacity > MAX_CAPACITY:
-        raise ValueError(f"buffer_capacity={buffer_capacity} must be less than 2**31; use {MAX_CAPACITY} or less.")
     if min_replay_size > buffer_capacity:
         raise ValueError(
             f"min_replay_size={min_replay_size} is more than buffer_capacity={buffer_capacity}, so learning would "

@@ -86,8 +86,8 @@ def sequences(
     never can. What `extras` hold, the memory before each step, is kept at starts of windows only.
 
     Windows are drawn in proportion to p ** priority_exponent with p what `grad` gives as priorities, such as
-    `window_priority`, and a new one as the one with the largest p so far (the paper's actors compute it). Weights are
-    those of `prioritized`.
+    `window_priority`, and a new one as the one with the largest p so far, or 1 if that is more (the paper's actors
+    compute it). Weights are those of `prioritized`.
 
     Args:
       buffer_capacity: steps held, over all environments; rounded down to whole rollouts and periods.
@@ -118,9 +118,11 @@ def sequences(
             f"use {sequence_length - 1} or less."
         )
     if buffer_capacity < sequence_length:
+        periods = math.ceil((sequence_length + sequence_period) / sequence_period)
         raise ValueError(
             f"buffer_capacity={buffer_capacity} is less than a window of sequence_length={sequence_length}, of which "
-            f"each environment needs one and a period more; use {sequence_length + sequence_period} times num_envs."
+            f"each environment needs one and a period more; use {periods * sequence_period} times num_envs, or more "
+            "where rollouts are longer than a period."
         )
     check_exponents(priority_exponent, importance_exponent, annealing_updates, smallest_priority)
     weigh = partial(weight_of, exponent=priority_exponent, smallest=smallest_priority)

@@ -339,6 +339,16 @@ def test_samples_per_insert_that_are_no_whole_minibatches_are_refused() -> None:
         words = f"samples_per_insert={samples:g} asks for .* after each {length} x 16 steps.* use {use}, or another"
         with pytest.raises(ValueError, match=words):
             podium.Anakin(1).build(agent, env, num_envs=16, rollout_length=length)
+    with pytest.raises(ValueError, match="samples_per_insert=1e.30 asks for .*; use less"):
+        podium.Anakin(1).build(
+            dqn.make(dataclasses.replace(SMALL, samples_per_insert=1e30)), env, num_envs=16, rollout_length=1
+        )
+    # What a sentence says, six digits of it, will do.
+    config = dataclasses.replace(SMALL, samples_per_insert=1.0, batch_size=32, buffer_capacity=960)
+    with pytest.raises(ValueError, match="use 2.66667, or another"):
+        podium.Anakin(1).build(dqn.make(config), env, num_envs=12, rollout_length=1)
+    config = dataclasses.replace(config, samples_per_insert=2.66667)
+    podium.Anakin(1).build(dqn.make(config), env, num_envs=12, rollout_length=1)
 
 
 def test_every_field_is_checked_above() -> None:

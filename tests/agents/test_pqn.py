@@ -173,8 +173,8 @@ def test_values_on_paper(name: str, memory: str, values_on_paper: Any) -> None:
         ("optimizer_eps", 0.0, "must be finite and greater than 0"),
         ("normalize_obs", 1, "must be True or False"),
         ("layer_norm", "yes", "must be True or False; True is usual"),
-        ("hidden_sizes", (), "must be positive integers"),
-        ("memory_size", 0, "must be positive integers"),
+        ("hidden_sizes", (), "must be a sequence of positive integers"),
+        ("memory_size", 0, "must be an integer of 1 or more; 64 is usual"),
     ],
 )
 def test_a_field_out_of_range_is_refused(field: str, value: Any, message: str) -> None:

@@ -304,6 +304,9 @@ def test_what_would_never_explore_has_memory_or_is_continuous_is_refused() -> No
     for v_min in (1.0, "0", True, math.nan, np.zeros(1)):
         with pytest.raises(ValueError, match=r"^v_min=.* and v_max=1.0 must be finite numbers, v_min below v_max; use"):
             make(v_min=v_min, v_max=1.0)
+    for v_min, v_max in ((1e6, 1e6 + 1e-3), (0.0, 1e39), (-3e38, 3e38)):
+        with pytest.raises(ValueError, match="are too near, or too large, for num_atoms=51 values .* in float32; use"):
+            make(v_min=v_min, v_max=v_max, num_atoms=51)
     with pytest.raises(ValueError, match="network has memory"):
         rainbow.make(SMALL, network=actor_critic(memory="gru"))
     with pytest.raises(ValueError, match="the actions of pendulum are continuous"):

@@ -328,6 +328,7 @@ def _raise(error: BaseException) -> int:
         (CheckpointError("no"), 1),
         (podium.NonFiniteError("no"), 1),
         (OSError(28, "No space left on device"), 1),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 800 bytes."), 1),
         (KeyboardInterrupt(), 130),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,

@@ -42,6 +42,7 @@ def test_each_may_explore_at_a_rate_of_its_own() -> None:
 
 
 def test_epsilon_falls_linearly_and_stays() -> None:
+    assert float(action_values.decayed(0.9, 0.1, 4 * 10**9, jnp.float32(10**9))) == pytest.approx(0.7)
     found = [float(action_values.decayed(0.9, 0.1, 40, jnp.float32(steps))) for steps in (0, 10, 40, 1000)]
     np.testing.assert_allclose(found, [0.9, 0.7, 0.1, 0.1], rtol=1e-6)
 

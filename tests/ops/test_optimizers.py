@@ -86,6 +86,7 @@ def test_the_rate_falls_linearly_to_zero_or_stays() -> None:
     rates = [float(optimizers.annealed(0.2, 1000, jnp.float32(steps))) for steps in (0, 250, 1000, 2000)]
     np.testing.assert_allclose(rates, [0.2, 0.15, 0.0, 0.0], atol=1e-8)
     assert optimizers.annealed(0.2, 0, jnp.float32(250)) == 0.2
+    assert float(optimizers.annealed(0.2, 4 * 10**9, jnp.float32(10**9))) == pytest.approx(0.15)
 
 
 def test_an_unknown_optimizer_is_named() -> None:

@@ -92,6 +92,7 @@ def test_sizes_that_a_placement_refuses_are_said_with_its_own_sentence() -> None
     ("arguments", "words"),
     [
         ({"placements": ["anakim"]}, "placement 'anakim' is unknown. Did you mean 'anakin'?"),
+        ({"placements": []}, "placements=[] names none; use some of single, anakin"),
         ({"seconds": 0.0}, "seconds=0.0 must be finite and greater than 0"),
         ({"num_envs": 0}, "num_envs=0 must be a positive integer"),
         ({"rollout_length": 0}, "rollout_length=0 must be a positive integer"),
