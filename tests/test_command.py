@@ -276,7 +276,7 @@ def test_train_evaluate_replay(argv: list[str], capsys: pytest.CaptureFixture[st
     for more, words in (
         (["--env", "CartPole-v1"], "observations of another form"),
         (["--step", "worst"], "newest, best"),
-        (["--episodes", "0"], "num_episodes=0"),
+        (["--episodes", "0"], "--episodes=0"),
         (["--seed", "-1"], "seed=-1"),
         (["--step", "7"], "7"),
     ):

@@ -150,7 +150,8 @@ def test_what_lies_under_the_flags() -> None:
 def test_a_preset_that_is_not_usual_is_taken_by_its_name_only() -> None:
     """Whoever trains in Breakout sees all its frames, unless they ask for blank ones."""
     plain = r2d2_anakin.SCRIPT.read(["--env", "Breakout-MinAtar"])
-    assert plain.setup.env_options == () and "flicker" not in plain.preset
+    assert plain.setup.env_options == () and plain.preset.startswith("none: plain defaults")
+    assert "breakout-minatar-flicker must be asked for: --preset breakout-minatar-flicker" in plain.preset
     named = r2d2_anakin.SCRIPT.read(["--preset", "breakout-minatar-flicker"])
     assert (named.setup.env, named.env_options) == ("Breakout-MinAtar", {"flicker": 0.5})
 
