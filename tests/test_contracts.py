@@ -120,4 +120,4 @@ def test_a_rollout_of_no_steps_is_refused(tmp_path: Path) -> None:
 
 def test_an_agent_that_takes_no_step_breaks_the_contract() -> None:
     with pytest.raises(ContractError, match="apply leaves the State as it was"):
-        check_agent(PPO._replace(apply=lambda state, grads: state))
+        check_agent(PPO._replace(apply=lambda state, grads: state), walk())
