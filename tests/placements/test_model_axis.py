@@ -182,7 +182,7 @@ def test_moments_in_one_vector_would_be_dealt_out_anew(monkeypatch: pytest.Monke
 @pytest.mark.slow
 def test_gates_in_one_product_would_be_dealt_out_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail."""
-    monkeypatch.setattr("podium.networks.units_are_split", lambda: False)
+    monkeypatch.setattr("podium.networks.cells.units_are_split", lambda: False)
     assert " all-to-all(" in build("ppo-lstm", LAYOUTS["1x2"]).loop.compiled_text()
 
 
