@@ -234,7 +234,7 @@ def acted(agent: Agent, spec: EnvSpec, keys: Key, *given: Any) -> ActOutput:
     """
     output = agent.act(keys, *given)
     contracts.check_returned(agent.name, "act", output, ActOutput)
-    contracts.check_actions(agent.name, spec, output.action, len(keys))
+    contracts.check_actions(f"{agent.name}: act returns", spec, output.action, len(keys))
     return output
 
 

@@ -140,19 +140,6 @@ def pair(spec: EnvSpec, name: str, result: Any) -> tuple[PyTree, TimeStep]:
     return result
 
 
-def check_action(spec: EnvSpec, action: Array) -> None:
-    """Raise ContractError for an action of another shape or kind of number than the environment's."""
-    found, integers = jax.typeof(action), isinstance(spec.action, DiscreteSpec)
-    kind = jnp.integer if integers else jnp.floating if jnp.issubdtype(spec.action.dtype, jnp.floating) else jnp.generic
-    if found.shape != tuple(spec.action.shape) or not jnp.issubdtype(found.dtype, kind):
-        wanted = f"{'integers' if integers else np.dtype(spec.action.dtype)}{list(spec.action.shape)}"
-        raise broken(
-            spec,
-            f"an action of {found.dtype}{list(found.shape)} was sent, but spec.action says {wanted}.",
-            "Correct the spec, or what the agent's act returns as actions, one a key.",
-        )
-
-
 def check_timestep(spec: EnvSpec, name: str, timestep: TimeStep) -> None:
     """Raise ContractError where a TimeStep of one environment, or its shapes, is not what the spec says."""
     for field in ("obs", "next_obs"):
@@ -262,13 +249,23 @@ def check_rows(who: str, name: str, tree: PyTree, *leading: int) -> None:
             )
 
 
-def check_actions(who: str, spec: EnvSpec, action: Array, number: int) -> None:
-    """Raise ContractError for actions of `number` environments that are of another shape or kind than the spec says."""
-    expected = (number, *spec.action.shape)
-    if action.shape != expected:
-        raise ContractError(f"{who}: act returns actions of shape {action.shape}. It must be {expected}.")
-    if isinstance(spec.action, DiscreteSpec) and not jnp.issubdtype(action.dtype, jnp.integer):
-        raise ContractError(f"{who}: act returns {action.dtype} actions. Discrete actions must be integers.")
+def check_actions(whose: str, spec: EnvSpec, action: Array, *batch: int) -> None:
+    """Raise ContractError for actions [*batch, ...] of another shape or kind of number than the spec says.
+
+    Args:
+      whose: where they come from, as "ppo: act returns".
+      spec: of the environment.
+      action: one, or one of each of a batch; its shape will do.
+      batch: axes in front.
+    """
+    expected, given = (*batch, *spec.action.shape), jax.typeof(action)
+    if given.shape != expected:
+        raise ContractError(f"{whose} actions of shape {given.shape}. It must be {expected}.")
+    if isinstance(spec.action, DiscreteSpec) and not jnp.issubdtype(given.dtype, jnp.integer):
+        raise ContractError(f"{whose} {given.dtype} actions. Discrete actions must be integers.")
+    floats = jnp.issubdtype(spec.action.dtype, jnp.floating)
+    if floats and not jnp.issubdtype(given.dtype, jnp.floating):
+        raise ContractError(f"{whose} {given.dtype} actions. These are {np.dtype(spec.action.dtype)}.")
 
 
 def _kind(tree: PyTree) -> str:

@@ -167,7 +167,7 @@ def traced_once(env: Env) -> Env:
         return state, timestep
 
     def step(key: Key, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
-        contracts.check_action(spec, action)
+        contracts.check_actions(f"{spec.name}: step is sent", spec, action)
         returned = contracts.trace(spec, "step", traced_step, key, state, action)
         next_state, timestep = contracts.pair(spec, "step", returned)
         contracts.check_timestep(spec, "step", timestep)

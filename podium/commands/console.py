@@ -49,12 +49,8 @@ def guard(work: Callable[[], int]) -> int:
     except jax.errors.JaxRuntimeError as error:
         if "out of memory" not in str(error).lower():
             raise
-        print(
-            f"error: {one_line(error)} What takes most is usually buffer_capacity, num_envs times rollout_length, the "
-            "minibatch or the network; use less of it, or more devices.",
-            file=sys.stderr,
-        )
-        return FAILED
+        takes = "buffer_capacity, num_envs times rollout_length, the minibatch or the network"
+        return _say(f"{one_line(error)} What takes most is usually {takes}; use less of it, or more devices.", FAILED)
     except KeyboardInterrupt:
         print("Stopped by SIGINT before anything could be saved.", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -174,7 +170,7 @@ def _sentence(box: str) -> str:
     return f"{first}{hint} --help lists every flag."
 
 
-def _say(error: BaseException, code: int) -> int:
+def _say(error: BaseException | str, code: int) -> int:
     who = f"error in process {distributed.process_id()}" if distributed.num_processes() > 1 else "error"
     print(f"{who}: " + " ".join(str(error).split()), file=sys.stderr, flush=True)
     return code

@@ -118,10 +118,10 @@ def sequences(
             f"use {sequence_length - 1} or less."
         )
     if buffer_capacity < sequence_length:
-        periods = math.ceil((sequence_length + sequence_period) / sequence_period)
+        enough = _enough_rows(sequence_length, sequence_period)
         raise ValueError(
             f"buffer_capacity={buffer_capacity} is less than a window of sequence_length={sequence_length}, of which "
-            f"each environment needs one and a period more; use {periods * sequence_period} times num_envs, or more "
+            f"each environment needs one and a period more; use {enough} times num_envs, or more "
             "where rollouts are longer than a period."
         )
     check_exponents(priority_exponent, importance_exponent, annealing_updates, smallest_priority)
@@ -247,6 +247,11 @@ def _first(steps: Transition) -> Array:
     return jnp.concatenate([jnp.zeros_like(last[:, :1]), last[:, :-1]], axis=1)
 
 
+def _enough_rows(sequence_length: int, unit: int) -> int:
+    """Return the least multiple of `unit` that holds a window and a unit more."""
+    return math.ceil((sequence_length + unit) / unit) * unit
+
+
 def _check_rows(
     buffer_capacity: int, num_envs: int, rollout_length: int, sequence_length: int, sequence_period: int
 ) -> int:
@@ -264,7 +269,7 @@ def _check_rows(
         )
     rows = buffer_capacity // (num_envs * unit) * unit
     if rows < sequence_length + unit:
-        enough = math.ceil((sequence_length + unit) / unit) * unit * num_envs
+        enough = _enough_rows(sequence_length, unit) * num_envs
         raise ValueError(
             f"buffer_capacity={buffer_capacity} holds {rows} steps of each of num_envs={num_envs} environments, but a "
             f"window of sequence_length={sequence_length} and {unit} more steps (rollout_length={rollout_length}, "

@@ -155,7 +155,7 @@ class _Check:
 
         output = call(keys, carry, timestep.obs, first, False)
         contracts.check_returned(self._who, "act", output, ActOutput)
-        contracts.check_actions(self._who, spec, output.action, count)
+        contracts.check_actions(f"{self._who}: act returns", spec, output.action, count)
         if isinstance(spec.action, DiscreteSpec):
             if bool(((output.action < 0) | (output.action >= spec.action.num_values)).any()):
                 raise self._broken("act returns actions out of range.", f"Use 0 to {spec.action.num_values - 1}.")
