@@ -33,13 +33,16 @@ def assert_close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
 
 
 # Height, width, channels, outputs, kernel, stride, padding: Nature's layers and the ResNet's, small, and some that do
-# not come out even.
+# not come out even; the last three so large that no patches are stored on a CPU.
 SHAPES = [
     (20, 24, 4, 8, 8, 4, 0),
     (11, 12, 16, 8, 4, 2, 0),
     (5, 6, 64, 8, 3, 1, 0),
     (7, 6, 4, 8, 3, 1, 1),
     (13, 10, 3, 5, 4, 2, 1),
+    (84, 84, 4, 32, 8, 4, 0),
+    (61, 70, 6, 4, 4, 2, 1),
+    (24, 24, 16, 8, 3, 1, 1),
 ]
 
 
@@ -91,13 +94,13 @@ def test_frames_are_computed_with_in_the_dtype_whatever_they_are(dtype: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("platform", "outputs", "convolutions", "products"),
-    [("cpu", 8, 1, 5), ("cpu", 32, 1, 8), ("cuda", 8, 3, 0), ("tpu", 8, 3, 0)],
+    ("platform", "size", "outputs", "convolutions", "products"),
+    [("cpu", 8, 64, 1, 5), ("cpu", 64, 8, 1, 5), ("cpu", 64, 64, 1, 8), ("cuda", 8, 8, 3, 0), ("tpu", 8, 8, 3, 0)],
 )
-def test_what_each_platform_is_given(platform: str, outputs: int, convolutions: int, products: int) -> None:
-    # A kernel of 2 x 2 taps: on CPU each gradient is four products, or one where outputs are few; elsewhere a
-    # convolution.
-    x, kernel = jnp.zeros((2, 8, 8, 16)), jnp.zeros((4, 4, 16, outputs))
+def test_what_each_platform_is_given(platform: str, size: int, outputs: int, convolutions: int, products: int) -> None:
+    # A kernel of 2 x 2 taps: on CPU that of frames is four products, that of the kernel one where frames are small or
+    # outputs few, else four; elsewhere a convolution.
+    x, kernel = jnp.zeros((2, size, size, 16)), jnp.zeros((4, 4, 16, outputs))
     gradient = jax.jit(jax.grad(lambda x, kernel: jnp.sum(jnp.sin(vision.convolve(x, kernel, 2))), (0, 1)))
     text = gradient.trace(x, kernel).lower(lowering_platforms=(platform,)).as_text()
     assert text.count("stablehlo.convolution") == convolutions
