@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
 from typing import Any
@@ -11,12 +12,13 @@ import jax
 
 import podium
 from podium.agents import ppo
+from podium.devices import num_cores
 from podium.ranges import check_fields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairedFlags:
-    """Time PPO on one device beside a loop of PureJaxRL's structure (reference_loop.py), in turn, in one process."""
+    """Time PPO beside a loop of PureJaxRL's structure (reference_loop.py), in turn, in one process."""
 
     env: str = "CartPole-v1"
     """Environment of gymnax with discrete actions."""
@@ -32,18 +34,22 @@ class PairedFlags:
     """Rollouts in one timed turn."""
     repeats: int = 9
     """Turns of each, after one that is not counted."""
+    devices: int | None = None
+    """Devices that podium shares the environments among; the loop knows one, and has every core. None takes one a core
+    of a CPU, up to eight and where they divide the environments, and one of other kinds."""
 
 
 def measure(flags: PairedFlags) -> dict[str, Any]:
     """Measure podium beside the reference loop; see `PairedFlags`."""
-    import reference_loop  # Not above: gymnax makes arrays as it is imported, and JAX starts.
-
     numbers = "num_envs", "rollout_length", "epochs", "minibatches", "updates", "repeats"
     check_fields(flags, counts=numbers)
+    devices = _devices(flags)
+    import reference_loop  # Not above: gymnax makes arrays as it is imported, and JAX starts.
+
     sizes = flags.num_envs, flags.rollout_length, flags.epochs, flags.minibatches, flags.updates
     init, train = reference_loop.make(flags.env, *sizes)
     config = ppo.Config(num_epochs=flags.epochs, num_minibatches=flags.minibatches, value_clip=0.2)
-    program = podium.Anakin(devices=1).build(
+    program = podium.Anakin(devices=devices).build(
         ppo.make(config),
         podium.envs.make_pure(flags.env),
         num_envs=flags.num_envs,
@@ -66,8 +72,20 @@ def measure(flags: PairedFlags) -> dict[str, Any]:
     return {
         "what": "paired",
         **dataclasses.asdict(flags),
+        "devices": devices,
         "steps_per_second": steps / statistics.median(turns["podium"]),
         "reference_steps_per_second": steps / statistics.median(turns["reference"]),
         "ratio": statistics.median(ratios),
         "ratios": ratios,
     }
+
+
+def _devices(flags: PairedFlags) -> int:
+    """Return how many devices podium takes, and ask for them, before anything starts JAX."""
+    if flags.devices is not None:
+        check_fields(flags, counts=("devices",))
+        podium.request_devices(flags.devices)
+        return flags.devices
+    one_a_core = math.gcd(8, num_cores(), flags.num_envs)
+    podium.request_devices(one_a_core)
+    return min(one_a_core, jax.device_count()) if jax.default_backend() == "cpu" else 1

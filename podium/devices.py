@@ -39,7 +39,8 @@ def request_devices(number: int) -> str | None:
         return None  # JAX has started; `resolve_devices` says what is missing.
     if jax.default_backend() == "cpu":
         return (
-            f"{number} virtual devices on one CPU: right for tests and for trying things out, no faster by themselves."
+            f"{number} virtual devices on a CPU of {num_cores()} cores: one a core suits small networks, more are for "
+            "tests and for trying things out."
         )
     return None
 
