@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 import time
 from typing import Any
@@ -13,7 +12,7 @@ import jax
 import podium
 from podium.agents import ppo
 from podium.devices import num_cores
-from podium.ranges import check_fields
+from podium.ranges import check_fields, largest_divisor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,9 +82,8 @@ def measure(flags: PairedFlags) -> dict[str, Any]:
 def _devices(flags: PairedFlags) -> int:
     """Return how many devices podium takes, and ask for them, before anything starts JAX."""
     if flags.devices is not None:
-        check_fields(flags, counts=("devices",))
         podium.request_devices(flags.devices)
         return flags.devices
-    one_a_core = math.gcd(8, num_cores(), flags.num_envs)
+    one_a_core = largest_divisor(flags.num_envs, min(8, num_cores()))
     podium.request_devices(one_a_core)
     return min(one_a_core, jax.device_count()) if jax.default_backend() == "cpu" else 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import threading
 import time
@@ -22,6 +21,7 @@ from stacks import Stacks
 import podium
 from podium.devices import num_cores
 from podium.placement.threads.channels import LatestParams
+from podium.ranges import largest_divisor
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec
 
 COMMON = {"what", "devices", "seconds", "repeats", "compile_seconds", "versions", "hardware"}
@@ -174,7 +174,7 @@ def test_paired_times_both_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
     row = measure(capsys, "paired --num-envs 4 --rollout-length 8 --epochs 1 --minibatches 1 --updates 1 --repeats 2")
     assert len(row["ratios"]) == 2 and row["ratio"] == pytest.approx(statistics.median(row["ratios"]))
     assert row["steps_per_second"] > 0 and row["reference_steps_per_second"] > 0
-    assert row["devices"] == math.gcd(4, num_cores())
+    assert row["devices"] == largest_divisor(4, min(8, num_cores()))
 
 
 def test_evolution_counts_members_and_the_steps_they_took_and_stands_beside_evosax(
