@@ -74,7 +74,7 @@ class CompiledOnMesh(CompiledOnce):
         return jax.tree.map(place, self.state_shapes, self.shardings)
 
     def _compile(self, options: dict[str, Any] | None) -> Any:
-        return self._lowered.compile({**(options or {}), **(xla.in_one_order(self.devices) or {})} or None)
+        return self._lowered.compile({**(options or {}), **xla.in_one_order(self.devices)})
 
     def compiled_text(self) -> str:
         """Return the optimised program as text, to see what is communicated."""

@@ -186,7 +186,9 @@ def _check_number(number: int) -> None:
 def jit(function: Callable[..., Any], device: jax.Device, donated: tuple[int, ...] = ()) -> Any:
     """Return `function` jitted for a device."""
     here = SingleDeviceSharding(device)
-    return jax.jit(function, in_shardings=here, out_shardings=here, donate_argnums=donated)
+    return jax.jit(
+        function, in_shardings=here, out_shardings=here, donate_argnums=donated, compiler_options=xla.usual(device)
+    )
 
 
 def make_mesh(devices: Sequence[jax.Device], axis: str, model: int = 1) -> Mesh:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podium import xla
 from podium.agent import Agent, fresh_carry
 from podium.env import Env, traced_once
 from podium.episodes import any_agent, gained
@@ -284,7 +285,8 @@ def evaluate(
     if isinstance(env, HostEnvFactory):
         function = make_host_evaluator(policy.agent, env, num_episodes, max_steps, greedy)
     else:
-        function = jax.jit(make_evaluator(policy.agent, env, num_episodes, max_steps, greedy))
+        play = make_evaluator(policy.agent, env, num_episodes, max_steps, greedy)
+        function = jax.jit(play, compiler_options=xla.usual(jax.devices()[0]))
     metrics = function(jax.random.key(seed), policy.params)
     assert metrics is not None
     return {name: float(np.asarray(value)) for name, value in metrics.items()}

@@ -8,7 +8,6 @@ compute in. With `layer_norm` the channels of every pixel are normalised after e
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ import jax.numpy as jnp
 from podium.types import Array
 
 _PATCHES = 2**16
-"""Numbers of a frame's patches up to which they are stored, for the gradient of a kernel on a CPU."""
+"""Numbers of a frame's patches up to which they are stored, for the gradient of a kernel of stride 1 on a CPU."""
 
 
 def lax_convolve(x: Array, kernel: Array, stride: int = 1, padding: int = 0) -> Array:
@@ -35,12 +34,12 @@ def convolve(x: Array, kernel: Array, stride: int = 1, padding: int = 0) -> Arra
     """Convolve frames [N, H, W, C] with a kernel [K, K, C, O]; the same mathematics on every platform.
 
     Forward this is `jax.lax.conv_general_dilated`, and on accelerators its gradient too. On CPU that gradient is 10 to
-    20 times slower inside a loop, where learning always is, than one by matrix products (batches of 64 frames through
-    `NatureCNN` and back: 45 frames a second against 800, on two cores). So there, frames are cut in cells of stride x
+    30 times slower inside a loop, where learning always is, than one by matrix products (batches of 64 frames through
+    `NatureCNN` and back: 85 frames a second against 2,600, on two cores). So there, frames are cut in cells of stride x
     stride pixels, which makes every convolution one of stride 1, and that is a sum over the (K / stride)^2 taps of the
-    kernel: shifted cells times a matrix. Patches are stored for a kernel's gradient alone, and where they are small.
-    There, too, several kernels, as of seeds in one program, are taken one after another. Only reverse-mode derivatives
-    are defined.
+    kernel: shifted cells times a matrix. Patches are stored for a kernel's gradient alone, at stride 1, where they are
+    small. There, too, several kernels, as of seeds in one program, are taken one after another. Only reverse-mode
+    derivatives are defined.
 
     Args:
       x: [N, H, W, C], in the kernel's dtype, or bytes, of which `unit_interval` is convolved.
@@ -155,22 +154,20 @@ def _gradient_by_taps(x: Array, kernel: Array, gradient: Array, stride: int, pad
     taps = len(kernel) // stride
     cells = unit_interval(_cells(x, len(kernel), stride, padding), kernel.dtype)
     multiply = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
-    outputs, width, rows = gradient.shape[-1], cells.shape[-1], gradient.reshape(-1, gradient.shape[-1])
-    if math.prod(gradient.shape[1:3]) * taps**2 * width <= _PATCHES:
+    outputs, width, (rows, columns) = gradient.shape[-1], cells.shape[-1], gradient.shape[1:3]
+    if stride == 1 and rows * columns * taps**2 * width <= _PATCHES:
         # One product, whose transposed side is the narrower: the other way round it takes a CPU twice as long.
         patches = jnp.concatenate([met for row in _shifted(cells, taps) for met in row], axis=-1)
-        product = multiply(rows.T, patches.reshape(-1, taps**2 * width))
+        product = multiply(gradient.reshape(-1, outputs).T, patches.reshape(-1, taps**2 * width))
         by_tap = jnp.moveaxis(product.reshape(outputs, taps, taps, width), 0, 3)
-    elif taps**2 * outputs <= 2 * width:
-        # Cells and gradients of all taps meet in one product: what is shifted, and copied for it, are the gradients.
-        unmet = [n - m for n, m in zip(cells.shape[1:3], gradient.shape[1:3], strict=True)]
-        sides = [[((0, 0), (i, unmet[0] - i), (j, unmet[1] - j), (0, 0)) for j in range(taps)] for i in range(taps)]
-        shifted = jnp.concatenate([jnp.pad(gradient, side) for row in sides for side in row], axis=-1)
-        product = multiply(cells.reshape(-1, width).T, shifted.reshape(-1, taps**2 * outputs))
-        by_tap = jnp.moveaxis(product.reshape(width, taps, taps, outputs), 0, 2)
     else:
-        met = _shifted(cells, taps)
-        by_tap = jnp.stack([jnp.stack([multiply(m.reshape(-1, width).T, rows) for m in row]) for row in met])
+        # One product of cells shifted by columns and gradients shifted by rows: less is copied than of either by both.
+        below = cells.shape[1] - rows
+        shifted = [jnp.pad(gradient, ((0, 0), (i, below - i), (0, 0), (0, 0))) for i in range(taps)]
+        met = jnp.concatenate([cells[:, :, j : j + columns] for j in range(taps)], axis=-1)
+        turned = jnp.concatenate(shifted, axis=-1).reshape(-1, taps * outputs).T
+        product = multiply(turned, met.reshape(-1, taps * width))
+        by_tap = product.reshape(taps, outputs, taps, width).transpose(0, 2, 3, 1)
     # Taps are the kernel in another order, so the way back is that of the gradient.
     return jax.vjp(lambda k: _taps(k, stride), kernel)[1](by_tap.astype(kernel.dtype))[0]
 

@@ -39,10 +39,10 @@ def avoid_avx512() -> None:
         )
 
 
-def careful_options(device: jax.Device) -> dict[str, Any] | None:
+def careful_options(device: jax.Device) -> dict[str, Any]:
     """Return `xla.options`, and vectors so narrow that programs are right even where `avoid_avx512` comes too late."""
     narrow = {"xla_cpu_prefer_vector_width": 128} if device.platform == "cpu" and _errs() else {}
-    return {**(xla.options(device) or {}), **narrow} or None
+    return {**xla.options(device), **narrow}
 
 
 def _errs() -> bool:

@@ -15,6 +15,8 @@ from podium.ranges import as_float, is_on
 from podium.types import Array, PyTree
 
 OPTIMIZERS = ("adam", "rmsprop", "radam")
+_JOINED = 2**18
+"""Numbers up to which parameters are joined to one vector."""
 
 
 def make(name: str, eps: float, max_grad_norm: float = 0.0, decay: float = 0.99) -> optax.GradientTransformation:
@@ -75,9 +77,11 @@ def by_array() -> Iterator[None]:
 def flatten(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """Return `inner` on one vector of all parameters: a few long kernels instead of many short ones.
 
-    Within `by_array` it begins with a state of arrays like the parameters, which a mesh can hold split as it does
-    those; joined to a vector they would cross it. The state says which of the two it is, so nothing else need: the
-    mathematics is the same, and `podium.checkpoint` reads either where the other is wanted.
+    Parameters of more than 2^18 numbers stay arrays: their kernels are long as it is, and joining them takes time
+    (PPO with `NatureCNN`, of 1.7 million: 1.11 times as fast as joined, on two cores). So do all within `by_array`,
+    whose state a mesh can hold split as it does the parameters; joined to a vector they would cross it. The state says
+    which of the two it is, so nothing else need: the mathematics is the same, and `podium.checkpoint` reads either
+    where the other is wanted.
 
     >>> import jax.numpy as jnp
     >>> params = {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}
@@ -91,7 +95,8 @@ def flatten(inner: optax.GradientTransformation) -> optax.GradientTransformation
     flat = optax.flatten(inner)
 
     def init(params: PyTree) -> optax.OptState:
-        return (inner if _is_by_array() else flat).init(params)
+        apart = _is_by_array() or sum(jnp.size(leaf) for leaf in jax.tree.leaves(params)) > _JOINED
+        return (inner if apart else flat).init(params)
 
     def update(grads: PyTree, state: optax.OptState, params: PyTree = None, **extra: Any) -> Any:
         joined = _shapes(jax.eval_shape(flat.init, grads)) == _shapes(state)

@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from podium import distributed
+from podium import distributed, xla
 from podium.agent import Agent
 from podium.compiling import run_once
 from podium.devices import Devices, make_mesh, resolve_devices
@@ -222,7 +222,7 @@ class HostLoop:
         def spread(function: Callable[..., Any], specs: tuple[P, ...], *shapes: Any) -> Any:
             mapped = jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=apart, check_vma=False)
             where = tuple(NamedSharding(self.mesh, spec) for spec in specs)
-            return jax.jit(mapped, in_shardings=where).lower(*shapes).compile()
+            return jax.jit(mapped, in_shardings=where).lower(*shapes).compile(xla.usual(self.mesh.devices.flat[0]))
 
         pairs, index = np.zeros(self.at_once, np.int32), np.zeros(self._acting.num_envs, np.int32)
         step, carry = self._step, jax.eval_shape(self._acting.carry, 0)

@@ -77,7 +77,7 @@ def test_careful_options_are_narrow_where_programs_may_be_wrong(monkeypatch: pyt
     plain = compiler.careful_options(cpu)
     assert plain == xla.options(cpu)
     monkeypatch.setattr(compiler, "_errs", lambda: True)
-    assert compiler.careful_options(cpu) == {**(plain or {}), "xla_cpu_prefer_vector_width": 128}
+    assert compiler.careful_options(cpu) == {**plain, "xla_cpu_prefer_vector_width": 128}
 
 
 def test_what_a_console_does_is_the_same_in_every_number_of_them() -> None:

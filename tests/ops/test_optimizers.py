@@ -109,3 +109,11 @@ def test_array_by_array_is_as_one_vector(name: str) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *params)
     moments = [np.concatenate([np.ravel(x) for x in jax.tree.leaves(state)]) for state in (joined, apart)]
     np.testing.assert_allclose(*moments, rtol=1e-6)
+
+
+def test_many_parameters_stay_arrays() -> None:
+    few, many = {"w": jnp.zeros((512, 511)), "b": jnp.zeros(512)}, {"w": jnp.zeros((512, 512)), "b": jnp.zeros(512)}
+    optimizer = optimizers.make("adam", 1e-5)
+    largest = lambda params: max(jnp.ndim(leaf) for leaf in jax.tree.leaves(optimizer.init(params)))
+    assert largest(few) == 1
+    assert largest(many) == 2
