@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from podium import noisy, vision
+from podium import noisy, products, vision
 from podium.ranges import check_choice, check_value, did_you_mean, is_integer
 from podium.seen import view_of
 from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree, is_spec
@@ -61,9 +61,10 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Return features [..., n] in `dtype`."""
-        make = nn.Dense if self.noisy_std is None else functools.partial(NoisyDense, std=self.noisy_std)
+        kind: Any = nn.Dense if self.noisy_std is None else functools.partial(NoisyDense, std=self.noisy_std)
+        make = functools.partial(kind, dtype=self.dtype, kernel_init=self.kernel_init, dot_general=products.dot_general)
         for number, size in enumerate(self.hidden_sizes):
-            dense = make(size, dtype=self.dtype, kernel_init=self.kernel_init, name=f"Dense_{number}")
+            dense = make(size, name=f"Dense_{number}")
             x = ACTIVATIONS[self.activation](vision.normalized(dense(x), self.layer_norm, self.dtype))
         return x
 
