@@ -219,7 +219,11 @@ ROWS: tuple[Row, ...] = (
         remark=f"{_DQN_MINATAR} Its time includes 70 minutes for which it stood still.",
     ),
     Row("dqn", "SpaceInvaders-MinAtar", "space-invaders-minatar", together=False, remark=_DQN_MINATAR),
-    Row("dqn", "Seaquest-MinAtar", "seaquest-minatar", together=False, remark=_DQN_MINATAR),
+    Row(
+        *("dqn", "Seaquest-MinAtar", "seaquest-minatar"),
+        together=False,
+        remark=f"{_DQN_MINATAR} Its time includes pauses for measurements.",
+    ),
     Row("rainbow", "CartPole-v1", "cartpole", published=_optimum(500), seeds=8),
     Row(
         *("rainbow", "Breakout-MinAtar", "breakout-minatar"),
