@@ -135,12 +135,14 @@ def critic_ensemble(
 
     def unroll(params: PyTree, memory: PyTree, obs: tuple[PyTree, Array], first: Array) -> Array:
         inputs = _side_by_side(params["torso"], *obs)
+        # A copy for each critic: of what they share XLA makes one product, and turns what comes of it about.
+        inputs = jnp.broadcast_to(inputs, (len(params["value"]["kernel"]), *inputs.shape))
 
-        def one(params: PyTree) -> Array:
+        def one(params: PyTree, inputs: Array) -> Array:
             x = apply_module(mlp, params["torso"], inputs).astype(jnp.float32)
             return apply_value(params["value"], x)
 
-        return jax.vmap(one)(params)
+        return jax.vmap(one)(params, inputs)
 
     return _network(init, unroll)
 
