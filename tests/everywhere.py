@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from alike import assert_close
 
 import podium
 from podium.agent import Agent
@@ -51,16 +52,11 @@ def state_under(
         program.close()
 
 
-def assert_same(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
-    """Assert that trees of arrays differ by no more than rounding does."""
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance), found, expected)
-
-
 def assert_eight_devices_learn_the_same(agent: Agent, env: Any, num_envs: int = 16, **sizes: Any) -> Any:
     """Assert that eight devices make of an agent what one does, each with a lane of environments; return its State."""
     sizes |= {"num_envs": num_envs, "num_lanes": 8}
     one = state_under(ONE_DEVICE, agent, env, **sizes)
-    assert_same(state_under(PLACEMENTS["eight devices"], agent, env, **sizes), one)
+    assert_close(state_under(PLACEMENTS["eight devices"], agent, env, **sizes), one)
     return one
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from alike import assert_close_in_scale
 
 from podium.products import multiply
 
@@ -21,11 +22,6 @@ def arrays(rows: tuple[int, ...], inputs: int, outputs: int, dtype: Any = np.flo
     return [jax.random.normal(key, shape, dtype) for key, shape in zip(keys, shapes, strict=True)]
 
 
-def assert_close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
-    """Compare leaf by leaf, relative to the largest entry."""
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=tolerance * (np.abs(y).max() + 1e-3)), a, b)
-
-
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_it_and_its_derivatives_are_those_of_the_operator(shape: tuple[tuple[int, ...], int, int]) -> None:
     x, matrix, weight = arrays(*shape)
@@ -36,7 +32,7 @@ def test_it_and_its_derivatives_are_those_of_the_operator(shape: tuple[tuple[int
         gradient = jax.grad(lambda x, matrix: along(x, matrix)[1], (0, 1))
         return product(x, matrix), jax.grad(loss, (0, 1))(x, matrix), along(x, matrix), gradient(x, matrix)
 
-    assert_close(both(multiply), both(jnp.matmul))
+    assert_close_in_scale(both(multiply), both(jnp.matmul))
 
 
 @pytest.mark.parametrize("apart", [(True, True), (False, True), (True, False)], ids=str)
@@ -46,7 +42,7 @@ def test_a_batch_of_products_is_each_alone(apart: tuple[bool, bool]) -> None:
     gradient = jax.grad(lambda x, matrix: jnp.sum(jnp.sin(multiply(x, matrix))), (0, 1))
     together = jax.jit(jax.vmap(gradient, [0 if each else None for each in apart]))(*batch)
     alone = [gradient(*(a[i] if each else a for a, each in zip(batch, apart, strict=True))) for i in range(2)]
-    assert_close(together, jax.tree.map(lambda *leaves: jnp.stack(leaves), *alone))
+    assert_close_in_scale(together, jax.tree.map(lambda *leaves: jnp.stack(leaves), *alone))
 
 
 def test_gradients_have_the_matrix_dtype() -> None:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from alike import assert_close_in_scale
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from podium import vision
@@ -25,11 +26,6 @@ def frames(*batch: int, size: int = 36, channels: int = 2) -> np.ndarray:
 
 def frame_spec(size: int = 36, channels: int = 2) -> EnvSpec:
     return EnvSpec("test/Frames", ArraySpec((size, size, channels), np.uint8, 0, 255), DiscreteSpec(3))
-
-
-def assert_close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
-    """Compare leaf by leaf, relative to the largest entry."""
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=tolerance * (np.abs(y).max() + 1e-3)), a, b)
 
 
 # Height, width, channels, outputs, kernel, stride, padding: Nature's layers and the ResNet's, small, and some that do
@@ -62,7 +58,7 @@ def test_convolution_and_its_gradients_are_those_of_lax(shape: tuple[int, ...]) 
 
         return jax.jit(compute)(x, kernel)
 
-    assert_close(both(vision.convolve), both(vision.lax_convolve))
+    assert_close_in_scale(both(vision.convolve), both(vision.lax_convolve))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
@@ -77,8 +73,10 @@ def test_bytes_are_convolved_as_their_255ths(channels: int, dtype: Any) -> None:
     value, gradient = both(vision.convolve, jnp.asarray(x))
     assert gradient.dtype == dtype
     tolerance = 1e-5 if dtype == np.float32 else 0.02
-    assert_close((value, gradient), both(vision.convolve, vision.unit_interval(jnp.asarray(x), dtype)), tolerance)
-    assert_close((value, gradient), both(vision.lax_convolve, jnp.asarray(x)), tolerance)
+    assert_close_in_scale(
+        (value, gradient), both(vision.convolve, vision.unit_interval(jnp.asarray(x), dtype)), tolerance
+    )
+    assert_close_in_scale((value, gradient), both(vision.lax_convolve, jnp.asarray(x)), tolerance)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -124,10 +122,10 @@ def test_several_kernels_are_taken_in_turn_on_a_cpu_and_give_what_each_gives_alo
     together = jax.jit(jax.vmap(both, axes))
     for i in range(3):
         alone = both(*(array[i] if each else array for array, each in zip(arrays, apart, strict=True)))
-        assert_close(jax.tree.map(lambda x: x[i], together(*arrays)), alone)  # noqa: B023
+        assert_close_in_scale(jax.tree.map(lambda x: x[i], together(*arrays)), alone)  # noqa: B023
     again = [array[None] if each else array for array, each in zip(arrays, apart, strict=True)]
     twice = jax.vmap(jax.vmap(both, axes), axes)(*again)
-    assert_close(jax.tree.map(lambda x: x[0], twice), together(*arrays))
+    assert_close_in_scale(jax.tree.map(lambda x: x[0], twice), together(*arrays))
     text = together.trace(*arrays).lower(lowering_platforms=("cpu",)).as_text()
     assert "group_count = 3" not in text
     assert ("stablehlo.while" in text) == apart[1]
@@ -176,7 +174,7 @@ def test_torsos_are_the_same_however_they_are_lowered(
     assert output.shape == (2, features)
     monkeypatch.setattr(vision, "convolve", vision.lax_convolve)
     expected = both()
-    assert_close((gradient, output), expected)
+    assert_close_in_scale((gradient, output), expected)
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradient))
     norms = [path for path, _ in jax.tree_util.tree_leaves_with_path(params) if "LayerNorm" in str(path)]
     assert len(norms) == 2 * norm * sum(leaf.ndim == 4 for leaf in jax.tree.leaves(params))
@@ -223,7 +221,7 @@ def test_unroll_is_repeated_apply(memory: str) -> None:
 
     values, output = compute(params)
     assert output.policy.logits.shape == (T, B, 3) and output.value.dtype == jnp.float32
-    assert_close(output.value, values)
+    assert_close_in_scale(output.value, values)
     # One torso serves policy and value.
     assert set(params) == {"torso", "policy", "value"} | ({"memory"} if memory != "none" else set())
 
@@ -237,7 +235,7 @@ def test_bfloat16_computes_in_it_and_keeps_parameters_and_heads_in_float32() -> 
     obs, first = frames(B), np.zeros(B, bool)
     exact, rough = (jax.jit(n.unroll)(params, (), obs, first) for n in networks)
     assert rough.dtype == jnp.float32
-    assert_close(rough, exact, 0.05)
+    assert_close_in_scale(rough, exact, 0.05)
     assert (rough != exact).any()
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from alike import assert_close
 
 from podium.agent import Agent
 from podium.agents import a2c, impala
@@ -19,10 +20,6 @@ KEY = jax.random.key(0)
 
 def make(**fields: Any) -> Agent:
     return impala.make(impala.Config(**{**SMALL, **fields}))
-
-
-def assert_close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance), a, b)
 
 
 def gradient(agent: Agent, state: Any, trajectory: Any) -> Any:

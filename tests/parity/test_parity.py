@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
+from alike import assert_close
 
 import podium
 from podium.agent import Agent
@@ -149,13 +150,6 @@ def run(name: str, placement: Any) -> Run:
         metrics = {k: np.concatenate([first_metrics[k], v]) for k, v in metrics.items() if k != "finite"}
         _runs[name, placement] = Run(first, jax.device_get(agent.actor(state.agent)), metrics)
     return _runs[name, placement]
-
-
-def assert_close(a: Any, b: Any, tolerance: float) -> None:
-    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(
-            np.asarray(x), np.asarray(y), rtol=tolerance, atol=tolerance, err_msg=jax.tree_util.keystr(path)
-        )
 
 
 def assert_bit_equal(a: Any, b: Any) -> None:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from alike import assert_close
 
 import podium
 from podium.agent import Agent
@@ -79,11 +80,6 @@ def plain(agent: Agent, rate: float = 1e-3) -> Agent:
     return agent._replace(apply=apply)
 
 
-def close(a: Any, b: Any, tolerance: float = 1e-6) -> None:
-    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance, err_msg=jax.tree_util.keystr(path))
-
-
 QUICK = ("ppo",)
 
 
@@ -96,7 +92,7 @@ def test_one_worker_is_single(name: str) -> None:
     alone, metrics, _ = run(podium.LocalSGD(workers=1, devices=1), agent, updates, env)
     single, expected, _ = run(podium.Single(), agent, updates, env)
     # Rounding, over a memory's whole rollout and as users compile: 1.5e-6 was seen.
-    close(alone, single, 1e-5 if name == "pqn gru" else 1e-6)
+    assert_close(alone, single, 1e-5 if name == "pqn gru" else 1e-6)
     for key in expected.keys() - STATS:
         np.testing.assert_allclose(metrics[key], expected[key], 1e-4, 1e-5, err_msg=key)
 
@@ -121,7 +117,7 @@ def test_averaging_every_plain_gradient_step_is_the_global_gradient(name: str) -
     agent, env = plain(ONE_STEP[name]), "CartPole-v1"
     together, _, _ = run(podium.LocalSGD(workers=4, average_every=1), agent, 3, env)
     single, _, _ = run(podium.Single(), agent, 3, env)
-    close(together, single, 5e-6)
+    assert_close(together, single, 5e-6)
     before, _, _ = run(podium.Single(), plain(agent, rate=0.0), 1, env)
     moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), before.params, single.params)
     assert max(jax.tree.leaves(moved)) > 1e-4
@@ -143,7 +139,7 @@ def test_workers_differ_between_averages_and_are_one_after_them() -> None:
 def test_the_mean_stands_for_the_workers_between_averages() -> None:
     agent, _ = AGENTS["ppo"]
     mean, _, state = run(podium.LocalSGD(workers=4, average_every=3), agent, 2)
-    close(mean.params, jax.tree.map(lambda x: np.asarray(x).mean(0), state.workers.params))
+    assert_close(mean.params, jax.tree.map(lambda x: np.asarray(x).mean(0), state.workers.params), 1e-6)
 
 
 def test_the_first_rollout_is_that_of_every_other_placement() -> None:
@@ -168,7 +164,7 @@ def test_the_number_of_devices_changes_nothing(name: str) -> None:
     one, _, _ = run(podium.LocalSGD(workers=4, average_every=2, devices=1), agent, updates)
     for devices in (2, 4):
         several, _, _ = run(podium.LocalSGD(workers=4, average_every=2, devices=devices), agent, updates)
-        close(one, several)
+        assert_close(one, several, 1e-6)
 
 
 def largest_sums(text: str, within_conditional: bool) -> int:
@@ -224,7 +220,7 @@ def test_two_on_a_ring_take_the_mean_of_all() -> None:
     agent, updates = AGENTS["ppo"]
     ring, metrics, _ = run(podium.LocalSGD(workers=2, average_every=1, mix="ring"), agent, updates)
     mean, _, _ = run(podium.LocalSGD(workers=2, average_every=1), agent, updates)
-    close(ring, mean)
+    assert_close(ring, mean, 1e-6)
     assert metrics["worker_distance"][-1] == 0
 
 
@@ -239,9 +235,9 @@ def test_among_neighbours_the_number_of_devices_changes_nothing(mix: Any) -> Non
     assert np.isnan(metrics["worker_distance"][:-1]).all()
     np.testing.assert_allclose(metrics["worker_distance"][-1], expected, 1e-4)
     assert expected > 1e-5
-    close(one.params, jax.tree.map(lambda x: np.asarray(x).mean(0), state.workers.params))
+    assert_close(one.params, jax.tree.map(lambda x: np.asarray(x).mean(0), state.workers.params), 1e-6)
     several, _, _ = run(podium.LocalSGD(workers=4, average_every=1, mix=mix, devices=4), agent, updates)
-    close(one, several)
+    assert_close(one, several, 1e-6)
 
 
 def test_among_neighbours_environments_on_the_host_are_the_same() -> None:
@@ -249,7 +245,7 @@ def test_among_neighbours_environments_on_the_host_are_the_same() -> None:
     placement = podium.LocalSGD(workers=4, average_every=1, mix="ring", devices=2)
     pure, expected, _ = run(placement, agent, updates)
     host, metrics, _ = run(placement, agent, updates, on_host(podium.envs.make("podium/Catch")))  # type: ignore[arg-type]
-    close(host.params, pure.params, 1e-5)
+    assert_close(host.params, pure.params, 1e-5)
     np.testing.assert_allclose(metrics["worker_distance"], expected["worker_distance"], 1e-3)
 
 

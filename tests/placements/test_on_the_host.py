@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from alike import assert_close
 
 import podium
 from podium import keys, replay
@@ -52,10 +53,6 @@ def run(placement: Any, agent: Agent, env: Any, length: int, chunks: list[int], 
         return jax.device_get(program.agent_state(state)), metrics
     finally:
         program.close()
-
-
-def assert_close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, tolerance, tolerance), a, b)
 
 
 QUICK = {

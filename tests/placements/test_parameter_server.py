@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from alike import assert_close
 
 import podium
 from podium import keys, replay
@@ -106,13 +107,6 @@ def server(workers: int, **settings: Any) -> podium.ParameterServer:
     return podium.ParameterServer(workers, **{"devices": 1, **settings})
 
 
-def assert_equal(a: Any, b: Any, tolerance: float = 0.0) -> None:
-    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(
-            np.asarray(x), np.asarray(y), rtol=tolerance, atol=tolerance, err_msg=jax.tree_util.keystr(path)
-        )
-
-
 def orphans() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("podium-worker")]
 
@@ -128,15 +122,15 @@ def test_with_one_worker_it_is_single(name: str) -> None:
     env = podium.envs.make("Pendulum-v1") if name == "reppo" else None
     ours, metrics = run(server(1), agent, length, updates, env)
     single, single_metrics = run(podium.Single(), agent, length, updates, env)
-    assert_equal(ours.agent, single.agent, 1e-6)
+    assert_close(ours.agent, single.agent, 1e-6)
     # Pendulum makes more of what rounding did to a policy.
-    assert_equal(ours.rollout[0], single.rollout, 1e-5 if name == "reppo" else 1e-6)
+    assert_close(ours.rollout[0], single.rollout, 1e-5 if name == "reppo" else 1e-6)
     for key in single_metrics.keys() - {"env_seconds", "inference_seconds"}:
         np.testing.assert_allclose(metrics[key], single_metrics[key], 1e-5, 1e-6, err_msg=key)
     assert (metrics["policy_lag_max"] == 0).all()
     assert ((metrics["server_idle"] >= 0) & (metrics["server_idle"] <= 1)).all()
     if name.startswith("dqn"):
-        assert_equal(ours.replay[0], single.replay, 1e-6)
+        assert_close(ours.replay[0], single.replay, 1e-6)
         assert np.isfinite(metrics["loss"]).sum() == 7
 
 
@@ -147,7 +141,7 @@ def test_the_first_rollout_of_all_workers_is_that_of_single(devices: int) -> Non
     ours, metrics = run(server(4, devices=devices), agent, length, 1)
     single, single_metrics = run(podium.Single(), agent, length, 1)
     joined = jax.tree.map(lambda *x: np.concatenate([np.asarray(part) for part in x]), *ours.rollout)
-    assert_equal(joined, single.rollout)
+    assert_close(joined, single.rollout, 0.0)
     for key in ("episodes", "episode_return_sum", "episode_length_sum"):
         assert metrics[key] == single_metrics[key]
     on = lambda tree: {device.id for x in jax.tree.leaves(tree) for device in x.devices()}
@@ -315,7 +309,7 @@ def test_a_gradient_that_is_not_finite_is_as_if_it_had_never_been() -> None:
     lost, all_of_them = metrics["nonfinite_gradients"].sum(), 4 * 2 * updates
     assert 0 < lost < all_of_them
     assert metrics["finite"].all() and (metrics["dropped_gradients"] == 0).all()
-    assert_equal(ours.agent, oracle.agent, 1e-6)
+    assert_close(ours.agent, oracle.agent, 1e-6)
 
 
 def test_gradients_that_are_not_finite_reach_nobody_beside_good_ones() -> None:
@@ -368,7 +362,7 @@ def test_an_iteration_that_failed_is_repeated_as_if_it_had_not_begun(name: str) 
     ours, metrics = run(server(1, restarts=1), agent, length, updates, faulty(at, fail))
     whole, _ = run(server(1), agent, length, updates, faulty(0, fail))
     assert metrics["dropped_rollouts"].tolist() == [0] * (updates - 1) + [1]
-    assert_equal(ours._replace(key=()), whole._replace(key=()))
+    assert_close(ours._replace(key=()), whole._replace(key=()), 0.0)
 
 
 def test_no_more_iterations_are_repeated_than_restarts_allows() -> None:
@@ -419,7 +413,7 @@ def test_a_run_that_resumes_is_the_run_that_was_not_stopped(name: str, tmp_path:
     train("parts", 12)
     parts = train("parts", 20, resume=True)
     assert parts.summary["params_sha256"] == whole.summary["params_sha256"]
-    assert_equal(parts.state, whole.state)
+    assert_close(parts.state, whole.state, 0.0)
     busy = {"env_seconds", "inference_seconds", "worker_idle", "server_idle"}
     # A run that ends is evaluated with sampled play too, and the first part did end.
     left_out = busy | {"wall_seconds", "steps_per_second", "compile_seconds", "eval_return_sampled"}

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from alike import assert_close
 
 import podium
 from podium import replay
@@ -50,10 +51,6 @@ def server(workers: int, **settings: Any) -> podium.ParameterServer:
     return podium.ParameterServer(workers, **{"devices": 1, **settings})
 
 
-def assert_equal(a: Any, b: Any, tolerance: float = 0.0) -> None:
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, tolerance, tolerance), *jax.device_get((a, b)))
-
-
 QUICK = ("a2c",)
 
 
@@ -64,13 +61,13 @@ def test_with_one_worker_it_is_single(name: str) -> None:
     agent, length, updates = AGENTS[name]
     ours, metrics = run(server(1), agent, length, updates, on_host(catch()))
     single, single_metrics = run(podium.Single(), agent, length, updates, catch())
-    assert_equal(ours.agent, single.agent, 1e-5)
+    assert_close(ours.agent, single.agent, 1e-5)
     for key in ("episodes", "episode_return_sum", "episode_length_sum"):
         np.testing.assert_array_equal(metrics[key], single_metrics[key])
     assert (metrics["valid_steps"] == NUM_ENVS * length).all()
     assert (metrics["env_seconds"] > 0).all() and (metrics["inference_seconds"] > 0).all()
     if name.startswith("dqn"):
-        assert_equal(ours.replay[0], single.replay, 1e-5)
+        assert_close(ours.replay[0], single.replay, 1e-5)
 
 
 def test_a_chunk_begins_where_the_last_one_ended_and_a_state_of_another_begins_anew(watched: Any) -> None:
@@ -82,7 +79,7 @@ def test_a_chunk_begins_where_the_last_one_ended_and_a_state_of_another_begins_a
     try:
         state, _ = program.chunk(program.init(0), 2)
         state, _ = program.chunk(state, 2)
-        assert_equal(state.agent, whole.agent)
+        assert_close(state.agent, whole.agent, 0.0)
         assert len(seeds) == 2
         program.chunk(program.adopt(program.init(0), state.agent, 4), 1)
         assert len(seeds) == 3 and seeds[2] not in seeds[:2] and len(closed) == 2

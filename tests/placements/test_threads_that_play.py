@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from alike import assert_close
 
 import podium
 from podium.agent import Agent
@@ -85,10 +86,6 @@ def run(placement: Any, agent: Agent, length: int, updates: int, env: Any = None
 
 def threads_left() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("podium-")]
-
-
-def assert_close(one: Any, other: Any) -> None:
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one, other)
 
 
 @functools.cache
