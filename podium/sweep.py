@@ -33,7 +33,7 @@ from podium.loop import Result
 from podium.narrow import narrow
 from podium.placement.anakin import Anakin
 from podium.placement.contract import Program
-from podium.ranges import is_integer, is_number, largest_divisor, nearest_multiples
+from podium.ranges import check_type, is_integer, is_number, largest_divisor, nearest_multiples
 from podium.report import nbytes
 from podium.runs import CONFIG, check_is_path, check_new_folder
 from podium.schedule import Schedule, make_schedule
@@ -152,6 +152,8 @@ def sweep(
         raise ValueError(f"threshold={threshold!r} must be a finite number, a return; use None for no threshold.")
     if run_dir is not None:
         check_is_path(run_dir)
+    check_type("resume", resume, False)
+    check_type("progress", progress, True)
     if resume and run_dir is None:
         raise ValueError("resume=True needs run_dir, the folder of the sweep to resume.")
     if not isinstance(space, Mapping):

@@ -20,7 +20,7 @@ from podium.loop import NonFiniteError, Result, Run
 from podium.placement.anakin import Anakin
 from podium.placement.contract import Placement, Program, check_is_placement
 from podium.placement.remote.engine import check_engines
-from podium.ranges import is_integer, plain
+from podium.ranges import check_type, is_integer, plain
 from podium.recorder import Recorder, check_sinks, make_sinks
 from podium.runs import RunFolder, check_new_folder
 from podium.saved import read_saved
@@ -100,6 +100,10 @@ def train(
       NonFiniteError: the agent's numbers became NaN or infinite; the last good checkpoint is kept.
       podium.distributed.PeerError: another process of this run failed or is gone.
     """
+    check_type("resume", resume, False)
+    check_type("progress", progress, True)
+    if not (announce is None or callable(announce)):
+        raise ValueError(f"announce={announce!r} must be a function of the program and the schedule, or None.")
     if resume and run_dir is None:
         raise ValueError("resume=True needs run_dir, the folder of the run to resume.")
     num_steps, num_envs, rollout_length, seeds, num_lanes, eval_episodes, keep_checkpoints = integers(

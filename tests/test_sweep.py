@@ -155,6 +155,7 @@ def test_sizes_of_a_replay_are_programs_and_its_numbers_are_not(tmp_path: Path) 
         ({"gamma": (jnp.float32(0.9), jnp.float32(1.5))}, {}, "gamma=1.5 must be between 0 and 1"),
         ({"gamma": (jnp.float32(0.9), jnp.float32(0.9))}, {}, "gamma=.* has a value twice"),
         ({"gamma": (0.9, 0.99)}, {"resume": True, "run_dir": None}, "resume=True needs run_dir"),
+        ({"gamma": (0.9, 0.99)}, {"progress": "x"}, "progress='x' must be True or False"),
         ({"gamma": (0.9, 0.99)}, {"eval_episodes": 0}, "eval_episodes=0 must be a positive integer"),
         ({"gamma": (0.9, 0.99)}, {"eval_every": 2.5}, "eval_every=2.5 must be an integer of 0 or more"),
         ({"gamma": (0.9, 0.99)}, {"num_steps": "64"}, "num_steps='64' must be a positive integer"),

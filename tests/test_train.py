@@ -347,9 +347,10 @@ BAD_INTERVALS = [
     for name in ("eval_every", "eval_steps", "checkpoint_every", "log_every", "seed")
     for value in (-1, 2.5, True, math.nan, 2**63)
 ] + [("seed", 2**32)]
+BAD_REST = [("wandb", "on"), ("env", "podium/Cach"), ("progress", "x"), ("resume", 1), ("announce", 3)]
 
 
-@pytest.mark.parametrize(("name", "value"), [*BAD_SIZES, *BAD_INTERVALS, ("wandb", "on"), ("env", "podium/Cach")])
+@pytest.mark.parametrize(("name", "value"), [*BAD_SIZES, *BAD_INTERVALS, *BAD_REST])
 def test_bad_arguments_are_refused_by_name(
     name: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

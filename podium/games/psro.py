@@ -28,7 +28,7 @@ from podium.games.players import check_two_players
 from podium.games.responses import Responses
 from podium.host import check_is_env
 from podium.placement import Anakin, Placement
-from podium.ranges import check_positive, nearest_multiples
+from podium.ranges import check_positive, check_type, nearest_multiples
 from podium.train import agent_record
 from podium.types import Array, EnvSpec, Key, PyTree, Seen, Trajectory
 
@@ -137,6 +137,7 @@ def psro(
         "games": games,
         "seed": seed,
     }
+    check_type("resume", resume, False)
     if resume and run_dir is None:
         raise ValueError("resume=True needs run_dir, the folder of the run that goes on.")
     folder = None if run_dir is None else Responses(run_dir, resume, asked, iterations + 1)

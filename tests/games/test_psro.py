@@ -172,6 +172,7 @@ def test_it_solves_kuhn_poker() -> None:
         (lambda: games.psro(envs.make("podium/Catch"), agent()), "psro needs a game of two players in turn"),
         (lambda: games.psro(KUHN, agent(), iterations=0), "iterations=0"),
         (lambda: games.psro(KUHN, agent(), resume=True), "resume=True needs run_dir"),
+        (lambda: games.psro(KUHN, agent(), resume="x"), "resume='x' must be True or False"),
         (lambda: games.psro(KUHN, agent(), num_envs=48), "num_envs=48 is not divisible by 2 . groups=32"),
         (lambda: games.psro(KUHN, agent(), rollout_length=3), "rollout_length=3: .* use 6 or more"),
         (lambda: games.psro(KUHN, agent(), games=201), "games=201 is odd.*; use 202"),
