@@ -191,8 +191,8 @@ ROWS: tuple[Row, ...] = (
         published=_optimum(500),
         seeds=8,
         remark="The PQN authors' settings, annealed over 150,000 steps in place of 500,000, a gamma of 0.995 for 0.99, "
-        "and an epsilon down to 0.4 for 0.2. Of 64 further seeds (100 to 163) two ended below 475, at 469.8 and 474.2; "
-        "with an epsilon of 0.2 three, at 163 to 226.",
+        "an epsilon down to 0.4 for 0.2, and 1e-4 for RAdam's 1e-8. Of 128 further seeds (100 to 163, 200 to 263) one "
+        "ended below 475, at 474.1; with 1e-8 two of the first 64, at 469.8 and 474.2.",
     ),
     Row("pqn", "Breakout-MinAtar", "breakout-minatar", published=PUREJAXRL_BREAKOUT, remark=_PQN_MINATAR),
     Row("pqn", "Asterix-MinAtar", "asterix-minatar", published=_gymnax(15), remark=_PQN_MINATAR),

@@ -22,10 +22,8 @@ def assert_close_in_scale(found: Any, expected: Any, tolerance: float = 1e-5) ->
 
 def _pairs(found: Any, expected: Any) -> list[tuple[str, Any, Any]]:
     """Return the leaves of both beside each other, and where they lie."""
-    paths, ours, theirs = *zip(*jax.tree.leaves_with_path(found), strict=True), jax.tree.leaves(expected)
-    return [
-        (jax.tree_util.keystr(path), _numbers(x), _numbers(y)) for path, x, y in zip(paths, ours, theirs, strict=True)
-    ]
+    beside = zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True)
+    return [(jax.tree_util.keystr(path), _numbers(x), _numbers(y)) for (path, x), y in beside]
 
 
 def _numbers(leaf: Any) -> Any:

@@ -406,12 +406,13 @@ PQN: dict[str, Preset] = {
             "epsilon_end": 0.4,
             "epsilon_decay_steps": 30_000,
             "reward_scale": 0.1,
+            "optimizer_eps": 1e-4,
             "hidden_sizes": (256, 256),
         },
         "150,000 steps, rate and epsilon falling within them: with a rate that falls over 500,000 three of 8 seeds "
-        "ended below 475. Of 64 seeds (100 to 163) two end below, at 469.8 and 474.2; with an epsilon of 0.2 three, at "
-        "163 to 226, of 0.5 two, at 396.8 and 474; with 0.4 and a rate of 2e-4 one, at 382.8. Gamma, other seeds and "
-        "an epsilon of 0.2: two of 88, at 457 and 474.5; with 0.99 four of 96, at 355 to 473.",
+        "ended below 475. Of 128 seeds (100 to 163, 200 to 263) one ends below, at 474.1. Of the first 64 with "
+        "RAdam's usual optimizer_eps two, at 469.8 and 474.2, with 1e-5 one, at 436.3; with an epsilon of 0.2 besides "
+        "three, at 163 to 226. Gamma, other seeds and an epsilon of 0.2: two of 88; with 0.99 four of 96.",
     ),
     "asterix-minatar": _minatar_pqn("Asterix"),
     "breakout-minatar": _minatar_pqn("Breakout"),

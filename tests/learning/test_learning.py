@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -22,6 +23,15 @@ def eval_returns(agent: Agent, env: str, seeds: int, **sizes: Any) -> list[float
     return result.summary["eval_return"]
 
 
+def eval_returns_of_preset(algorithm: Any, name: str, seeds: int) -> list[float]:
+    """Do what `eval_returns` does, with the values of a preset."""
+    preset = presets.of_agent(algorithm.__name__.rpartition(".")[2])[name]
+    fields = {field.name for field in dataclasses.fields(algorithm.Config)}
+    config = algorithm.Config(**{flag: value for flag, value in preset.values.items() if flag in fields})
+    sizes = {size: preset.values[size] for size in ("num_steps", "num_envs", "rollout_length")}
+    return eval_returns(algorithm.make(config), preset.env, seeds, **sizes)
+
+
 def test_ppo_solves_cartpole_with_every_seed() -> None:
     agent = ppo.make(ppo.Config(learning_rate=2.5e-3, anneal_steps=500_000, clip_epsilon=0.1))
     returns = eval_returns(agent, "CartPole-v1", 8, num_steps=500_000, num_envs=16, rollout_length=128)
@@ -29,19 +39,7 @@ def test_ppo_solves_cartpole_with_every_seed() -> None:
 
 
 def test_pqn_solves_cartpole_with_every_seed_in_150_000_steps() -> None:
-    config = pqn.Config(
-        learning_rate=1e-4,
-        anneal_steps=150_000,
-        gamma=0.995,
-        q_lambda=0.95,
-        num_epochs=4,
-        num_minibatches=16,
-        epsilon_end=0.2,
-        epsilon_decay_steps=30_000,
-        reward_scale=0.1,
-        hidden_sizes=(256, 256),
-    )
-    returns = eval_returns(pqn.make(config), "CartPole-v1", 8, num_steps=150_000, num_envs=32, rollout_length=64)
+    returns = eval_returns_of_preset(pqn, "cartpole", 8)
     assert sum(value >= 475 for value in returns) == 8, returns
 
 
@@ -84,10 +82,7 @@ def test_apex_solves_cartpole_with_three_seeds_of_four() -> None:
 
 
 def test_rainbow_solves_cartpole_with_seven_seeds_of_eight() -> None:
-    preset = dict(presets.RAINBOW["cartpole"].values)
-    sizes = {name: preset.pop(name) for name in ("num_steps", "num_envs", "rollout_length")}
-    del preset["cpu_threads"]
-    returns = eval_returns(rainbow.make(rainbow.Config(**preset)), "CartPole-v1", 8, **sizes)
+    returns = eval_returns_of_preset(rainbow, "cartpole", 8)
     assert sum(value >= 475 for value in returns) >= 7, returns
 
 
@@ -104,9 +99,7 @@ def test_a2c_solves_cartpole_with_every_seed() -> None:
 
 
 def test_ppo_swings_the_pendulum_up() -> None:
-    preset = dict(presets.of_agent("ppo")["pendulum"].values)
-    sizes = {name: preset.pop(name) for name in ("num_steps", "num_envs", "rollout_length")}
-    returns = eval_returns(ppo.make(ppo.Config(**preset)), "Pendulum-v1", 3, **sizes)
+    returns = eval_returns_of_preset(ppo, "pendulum", 3)
     assert min(returns) > -175, returns
 
 
