@@ -63,6 +63,8 @@ def measure(flags: SacFlags) -> dict[str, Any]:
             f"--updates-per-rollout {flags.updates_per_rollout}, --normalize-obs {flags.normalize_obs}: {flags.beside} "
             "takes one gradient step after each step, of observations as they are; leave them out, or --beside brax."
         )
+    if flags.beside == "brax" and not flags.env.startswith("brax/"):
+        raise ValueError(f"--env {flags.env} is none that Brax's trainer has; use one of Brax's, such as brax/fast.")
     if flags.updates % flags.updates_per_rollout:
         raise ValueError(f"--updates {flags.updates} must be divisible by --updates-per-rollout.")
     podium.request_cpu_threads(flags.cpu_threads)

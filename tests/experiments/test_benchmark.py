@@ -126,6 +126,8 @@ def test_scaling(capsys: pytest.CaptureFixture[str]) -> None:
         ("sebulba --env CartPole-v1", "env='CartPole-v1'"),
         ("sebulba --updates 0", "updates=0"),
         ("evolution --population 0", "population=0"),
+        ("sac --beside brax", "--env Pendulum-v1 is none that Brax's trainer has"),
+        ("sac --normalize-obs", "--normalize-obs True: rejax"),
     ],
 )
 def test_refusals(command: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
