@@ -8,10 +8,10 @@ import jax
 import numpy as np
 
 
-def assert_close(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
-    """Assert that every number is within `tolerance`, relative or absolute, of the one expected; keys are the same."""
+def assert_close(found: Any, expected: Any, tolerance: float = 1e-5, relative: float | None = None) -> None:
+    """Assert that every number is as expected, but for `tolerance` and `relative` of itself (None: `tolerance`)."""
     for path, x, y in _pairs(found, expected):
-        np.testing.assert_allclose(x, y, tolerance, tolerance, err_msg=path)
+        np.testing.assert_allclose(x, y, tolerance if relative is None else relative, tolerance, err_msg=path)
 
 
 def assert_close_in_scale(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
@@ -22,8 +22,13 @@ def assert_close_in_scale(found: Any, expected: Any, tolerance: float = 1e-5) ->
 
 def _pairs(found: Any, expected: Any) -> list[tuple[str, Any, Any]]:
     """Return the leaves of both beside each other, and where they lie."""
-    beside = zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True)
-    return [(jax.tree_util.keystr(path), _numbers(x), _numbers(y)) for (path, x), y in beside]
+    ours, theirs = _by_path(found), _by_path(expected)
+    assert list(ours) == list(theirs)
+    return [(path, numbers, theirs[path]) for path, numbers in ours.items()]
+
+
+def _by_path(tree: Any) -> dict[str, Any]:
+    return {jax.tree_util.keystr(path): _numbers(leaf) for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def _numbers(leaf: Any) -> Any:
