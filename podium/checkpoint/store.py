@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from podium.types import PyTree
 from podium.upgrades import SCHEMA, regroup, upgrade
 
 PARTIAL = ".partial"
+REPLACED = ".replaced" + PARTIAL
 
 
 class Checkpoints:
@@ -112,14 +113,14 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Return the complete steps, oldest first. Complete says nothing about damage: see `verify`."""
-        return sorted(step for step, folder in self._folders() if (folder / MANIFEST).is_file())
+        return sorted(step for step, folder in self._folders().items() if (folder / MANIFEST).is_file())
 
     def best_step(self) -> int | None:
         """Return the step with the highest finite `meta["eval_return"]`, the newest of equals; None without any."""
         best: tuple[float, int] | None = None
         for step in self.steps():
             try:
-                value = read_description(self.directory / str(step))["meta"].get("eval_return")
+                value = read_description(self._folder(step))["meta"].get("eval_return")
             except CheckpointError:
                 continue  # Damage is reported where it matters: on restore.
             if isinstance(value, (int, float)) and math.isfinite(value):
@@ -128,7 +129,7 @@ class Checkpoints:
 
     def meta(self, step: int) -> dict[str, Any]:
         """Return what was saved beside the state of `step`, unverified; raises CheckpointError if it cannot be read."""
-        return dict(read_description(self.directory / str(step))["meta"])
+        return dict(read_description(self._folder(step))["meta"])
 
     def verify(self, step: int) -> None:
         """Check every file of `step` against its manifest.
@@ -136,7 +137,7 @@ class Checkpoints:
         Raises:
           CheckpointError: naming the file and what is wrong: missing, cut, flipped, unexpected or unsafe.
         """
-        verify(self.directory / str(step))
+        verify(self._folder(step))
 
     def restore(
         self, target: PyTree, step: int | None = None, fallback: bool = True, prefix: str = ""
@@ -191,7 +192,7 @@ class Checkpoints:
         self.finish()
         step = self._candidates(step)[0]
         self.verify(step)
-        description = read_description(self.directory / str(step))
+        description = read_description(self._folder(step))
         table = under(description["leaves"], prefix)
         if not table:
             raise CheckpointError(f"checkpoint {step} holds nothing under {prefix!r}.")
@@ -199,18 +200,27 @@ class Checkpoints:
         short = {name[len(prefix) :].lstrip("/"): array for name, array in arrays.items()}
         return nest(short), description["meta"], step
 
-    def _folders(self) -> Iterator[tuple[int, Path]]:
-        """Yield the step folders, complete or not; other names are none of ours."""
-        if not self.directory.is_dir():
-            return
-        for folder in self.directory.iterdir():
-            if folder.name.isascii() and folder.name.isdigit() and folder.name == str(int(folder.name)):
-                yield int(folder.name), folder
+    def _folders(self) -> dict[int, Path]:
+        """Return the step folders, complete or not; other names are none of ours.
+
+        A step that was set aside to be replaced stands for itself where a kill came before its successor was in place.
+        """
+        found: dict[int, Path] = {}
+        for folder in self.directory.iterdir() if self.directory.is_dir() else ():
+            name = folder.name.removesuffix(REPLACED)
+            if name.isascii() and name.isdigit() and name == str(int(name)):
+                step = int(name)
+                if folder.name == name or step not in found:
+                    found[step] = folder
+        return found
+
+    def _folder(self, step: int) -> Path:
+        return self._folders().get(step, self.directory / str(step))
 
     def _candidates(self, step: int | None) -> list[int]:
         """Return the steps to try, newest first; say why where there is none."""
         steps = self.steps()
-        incomplete = sorted(number for number, _ in self._folders() if number not in steps)
+        incomplete = sorted(number for number in self._folders() if number not in steps)
         if step is None and incomplete and (not steps or incomplete[-1] > steps[-1]):
             warnings.warn(
                 f"checkpoint {incomplete[-1]} has no {MANIFEST}, so it is not complete; ignored.", stacklevel=3
@@ -232,10 +242,9 @@ class Checkpoints:
             write_arrays(partial, arrays)
             write_atomic(partial / DESCRIPTION, json.dumps(description, indent=1, allow_nan=False).encode())
             write_atomic(partial / MANIFEST, encode_manifest(partial))
-            replaced = self.directory / f"{env_steps}.replaced{PARTIAL}"
-            if os.path.lexists(
-                folder
-            ):  # Set aside rather than removed, so that a kill here finds one of the two whole.
+            replaced = self.directory / f"{env_steps}{REPLACED}"
+            # Set aside rather than removed: `_folders` finds it there until its successor is in place.
+            if os.path.lexists(folder):
                 os.rename(folder, replaced)
             os.rename(partial, folder)
             remove(replaced)
@@ -257,6 +266,9 @@ class Checkpoints:
         """Remove what a killed save left. At the first save only: a reader must not touch another process's save."""
         if self._cleaned or not self.directory.is_dir():
             return
+        for step, folder in self._folders().items():
+            if folder.name.endswith(REPLACED) and (folder / MANIFEST).exists():
+                os.rename(folder, self.directory / str(step))
         for path in self.directory.iterdir():
             if (
                 path.is_dir()
@@ -264,7 +276,7 @@ class Checkpoints:
                 and (path.name.endswith(PARTIAL) or ".orbax-checkpoint-tmp" in path.name)
             ):
                 shutil.rmtree(path)
-        for _, folder in self._folders():
+        for folder in self._folders().values():
             if not (folder / MANIFEST).exists():
                 remove(folder)
         self._cleaned = True
@@ -287,7 +299,7 @@ class Checkpoints:
 
     def _load(self, step: int, target: PyTree, prefix: str) -> tuple[PyTree, dict[str, Any]]:
         """Read a verified step into the form of `target`; shapes are compared before any array is read."""
-        description = read_description(self.directory / str(step))
+        description = read_description(self._folder(step))
         names, leaves = named_leaves(target, prefix)
         treedef = jax.tree.structure(target)
         stored = under(description["leaves"], prefix)
@@ -302,4 +314,4 @@ class Checkpoints:
 
     def _read_arrays(self, step: int, table: dict[str, dict[str, Any]]) -> dict[str, np.ndarray]:
         # In the background thread, because Orbax runs an event loop and a notebook already has one.
-        return self._executor.submit(read_arrays, self.directory / str(step), table).result()
+        return self._executor.submit(read_arrays, self._folder(step), table).result()

@@ -154,6 +154,32 @@ class Bomb:
         return (os.mkdir, (str(self.mark),))
 
 
+def test_a_step_that_was_to_be_replaced_is_there_until_its_successor_is(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+):
+    rename = os.rename
+
+    def stop_before_it_is_in_place(old: Path, new: Path) -> None:
+        if Path(old).name == "20.partial":
+            raise OSError("stopped")
+        rename(old, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", stop_before_it_is_in_place)
+        checkpoints.save(20, state_at(99))
+        with pytest.raises(CheckpointError, match="the newest complete checkpoint is 20"):
+            checkpoints.finish()
+    assert not (checkpoints.directory / "20").exists()
+    later = Checkpoints(checkpoints.directory)
+    assert later.steps() == [10, 20]
+    later.verify(20)
+    assert later.restore(state_at(0))[2] == 20
+    later.save(30, state_at(30))
+    later.finish()
+    assert later.steps() == [10, 20, 30] and (checkpoints.directory / "20").is_dir()
+    assert later.restore_raw(20)[2] == 20
+
+
 def test_pickles_are_never_opened(checkpoints: Checkpoints, tmp_path: Path):
     mark = tmp_path / "mark"
     bomb = pickle.dumps(Bomb(mark))
