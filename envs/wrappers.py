@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podium.env import Env, auto_reset
+from podium.env import Env, auto_reset, truncate
 from podium.episodes import gained
 from podium.film import unstacked
 from podium.ranges import check_value, is_number
@@ -92,10 +92,7 @@ def time_limit(env: Env, max_steps: int) -> Env:
     def advance(time: Array, timestep: TimeStep) -> tuple[Array, TimeStep]:
         time = time + 1
         cut = time >= max_steps
-        info = timestep.info
-        if "episode_end" in info:
-            info = {**info, "episode_end": info["episode_end"] | cut}
-        return time, timestep._replace(truncated=timestep.truncated | cut, info=info)
+        return time, truncate(timestep, cut)
 
     return _remember(env._replace(spec=spec), begin, advance)
 
@@ -228,7 +225,8 @@ def sticky_actions(env: Env, probability: float = 0.25) -> Env:
 def action_repeat(env: Env, num_repeats: int) -> Env:
     """Take every action `num_repeats` times, or until the episode ends; the rewards are summed.
 
-    `info` is that of the last of these steps, but for `info["raw_reward"]`, which is summed too.
+    `info` is that of the last of these steps, but for `info["raw_reward"]`, which is summed too. `valid` is that of the
+    first: an agent that dies in between has acted, and what it got until then counts.
 
     Args:
       env: any `Env`. Where it cuts episodes itself (`time_limit` inside), its limit counts the steps inside;
@@ -249,9 +247,11 @@ def action_repeat(env: Env, num_repeats: int) -> Env:
         def again(before: tuple[PyTree, TimeStep], key: Key) -> tuple[tuple[PyTree, TimeStep], None]:
             old_state, old = before
             new_state, new = env.step(key, old_state, action)
-            new = new._replace(reward=old.reward + new.reward)
+            counts = True if new.valid is None else new.valid
+            more = lambda reward: jnp.where(counts, reward, 0.0)
+            new = new._replace(reward=old.reward + more(new.reward), valid=old.valid)
             if "raw_reward" in new.info:
-                new = _add_info(new, raw_reward=old.info["raw_reward"] + new.info["raw_reward"])
+                new = _add_info(new, raw_reward=old.info["raw_reward"] + more(new.info["raw_reward"]))
             return _where(old.last, (old_state, old), (new_state, new)), None
 
         keys = jax.random.split(key, num_repeats)
@@ -391,19 +391,23 @@ def truncate_nonfinite(env: Env) -> Env:
         return timestep.obs, _add_info(timestep, nonfinite=jnp.zeros((), bool))
 
     def advance(last_obs: PyTree, timestep: TimeStep) -> tuple[PyTree, TimeStep]:
-        floating = [x for x in jax.tree.leaves(timestep.next_obs) if jnp.issubdtype(x.dtype, jnp.inexact)]
-        lost = timestep.info.get("nonfinite", jnp.zeros((), bool)) | ~jnp.isfinite(timestep.reward).all()
-        for x in floating:
-            lost = lost | ~jnp.isfinite(x).all()
+        told = timestep.next_obs, timestep.reward, timestep.info.get("raw_reward", ())
+        lost = timestep.info.get("nonfinite", jnp.zeros((), bool))
+        for x in jax.tree.leaves(told):
+            if jnp.issubdtype(x.dtype, jnp.inexact):
+                lost = lost | ~jnp.isfinite(x).all()
         obs = _where(lost, last_obs, timestep.next_obs)
+        info = {**timestep.info, "nonfinite": lost}
+        if "raw_reward" in info:
+            info["raw_reward"] = jnp.where(lost, 0.0, info["raw_reward"])
         timestep = timestep._replace(
             obs=obs,
             next_obs=obs,
             reward=jnp.where(lost, 0.0, timestep.reward),
             terminated=timestep.terminated & ~lost,
-            truncated=timestep.truncated | lost,
+            info=info,
         )
-        return obs, _add_info(timestep, nonfinite=lost)
+        return obs, truncate(timestep, lost)
 
     return _remember(env._replace(spec=unstacked(env.spec)), begin, advance)
 

@@ -70,6 +70,17 @@ def transition(
     )
 
 
+def truncate(timestep: TimeStep, where: Array) -> TimeStep:
+    """Return a step whose episode is cut where `where`, bool, is set.
+
+    It is an end as well where the environment tells those from marks for the learner (`info["episode_end"]`).
+    """
+    info = timestep.info
+    if "episode_end" in info:
+        info = {**info, "episode_end": info["episode_end"] | where}
+    return timestep._replace(truncated=timestep.truncated | where, info=info)
+
+
 def auto_reset(env: Env, pool_size: int | None = None, pool_seed: int = 0) -> Env:
     """Begin the next episode in the same step in which one ends.
 
@@ -124,11 +135,7 @@ def _with_random_first_length(env: Env, pool_size: int, pool_seed: int) -> Env:
     def step(key: Key, state: _Staggered, action: Array) -> tuple[_Staggered, TimeStep]:
         env_state, timestep = env.step(key, state.env, action)
         steps_left = jnp.where(state.steps_left == endless, endless, state.steps_left - 1)
-        cut, info = steps_left == 0, timestep.info
-        if "episode_end" in info:
-            info = {**info, "episode_end": info["episode_end"] | cut}
-        timestep = timestep._replace(truncated=timestep.truncated | cut, info=info)
-        return _Staggered(env_state, steps_left), timestep
+        return _Staggered(env_state, steps_left), truncate(timestep, steps_left == 0)
 
     render = env.render
     resetting = auto_reset(

@@ -306,6 +306,39 @@ def test_rewards_of_repeated_actions_are_summed():
     assert rewards == [3.0, 3.0, 1.5] and timestep.truncated
 
 
+def test_who_dies_between_repeats_has_acted_and_is_told_what_it_cost():
+    """The first of two agents dies in its step number `dies`, for -5; each step alive pays 1, and to the dead 9."""
+
+    def team(dies: int) -> Env:
+        def reset(key):
+            return jnp.int32(0), restart(jnp.zeros((2, 1)))._replace(reward=jnp.zeros(2), valid=jnp.ones(2, bool))
+
+        def step(key, time, action):
+            alive = jnp.array([time < dies, True])
+            reward = jnp.where(alive, jnp.array([jnp.where(time + 1 == dies, -5.0, 1.0), 1.0]), 9.0)
+            made = transition(jnp.full((2, 1), time, jnp.float32), reward, time + 1 >= 6)
+            return time + 1, made._replace(valid=alive)
+
+        return Env(EnvSpec("team", ArraySpec((2, 1)), DiscreteSpec(2, (2,)), num_agents=2), reset, step)
+
+    for dies, valid, paid in [
+        (1, [1, 0, 0], [-5]),
+        (2, [1, 0, 0], [-4]),
+        (3, [1, 1, 0], [2, -5]),
+        (9, [1] * 3, [2] * 3),
+    ]:
+        _, steps = play(wrappers.sign_reward(wrappers.action_repeat(team(dies), 2)), 3, lambda t: [0, 0])
+        assert steps.valid.tolist() == [[bool(v), True] for v in valid]
+        assert steps.info["raw_reward"][: len(paid), 0].tolist() == paid
+        assert steps.info["raw_reward"][:, 1].tolist() == [2, 2, 2] and steps.terminated.tolist() == [
+            False,
+            False,
+            True,
+        ]
+        _, steps = play(wrappers.action_repeat(wrappers.sign_reward(team(dies)), 2), 3, lambda t: [0, 0])
+        assert steps.info["raw_reward"][: len(paid), 0].tolist() == paid
+
+
 @pytest.mark.parametrize("continuous", [False, True])
 def test_the_last_action_and_its_reward_are_shown_within_an_episode_only(continuous):
     probe = testing.probe_truncation(1.5, 2, continuous)
@@ -452,6 +485,28 @@ def test_where_a_simulator_loses_its_numbers_the_episode_is_truncated(what):
     testing.check_env(auto_reset(env), num_steps=20)
     with pytest.raises(ValueError, match="resets itself"):
         wrappers.truncate_nonfinite(auto_reset(env))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_episode_that_lost_its_numbers_is_counted_whatever_else_is_wrapped(order):
+    """Also where ends are told from lost lives; what was paid until then counts, on either side of a clip."""
+    env = losing(native.corridor(length=8), "reward")
+
+    def step(key, state, action):
+        state, timestep = env.step(key, state, action)
+        return state, timestep._replace(info={"episode_end": timestep.terminated})
+
+    def reset(key):
+        state, timestep = env.reset(key)
+        return state, timestep._replace(info={"episode_end": timestep.terminated})
+
+    wrapped = env._replace(reset=reset, step=step)
+    for wrap in (wrappers.clip_reward, wrappers.truncate_nonfinite)[::order]:
+        wrapped = wrap(wrapped)
+    _, steps = play(wrappers.episode_statistics(auto_reset(wrapped)), 9, lambda t: 1)
+    assert steps.info["episode_end"].tolist() == [False, False, True] * 3
+    assert steps.info["episode_length"].tolist() == [1, 2, 3] * 3 and not steps.info["raw_reward"].any()
+    assert steps.info["nonfinite"].tolist() == steps.truncated.tolist() == steps.info["episode_end"].tolist()
 
 
 @pytest.mark.parametrize("placement", [Anakin(1), Sebulba(1, 1, groups=1)])
