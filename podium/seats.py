@@ -264,11 +264,11 @@ def own_moves(trajectory: Trajectory, seat: Array, alone: Array) -> Trajectory:
     """Return a trajectory of one policy's own moves: to it the other is a part of the environment.
 
     As in `podium.games.versus` a step is a move and all that the other plays then: its reward is what was gained by
-    both, it ends where either ended the game, and what it leads to is the next observation of who learns. So values,
-    whose sign never turns, are only ever of what that one sees. The moves of an environment come first, in their order;
-    the rows behind them are not valid. A move whose reply lies behind the rollout is left out, and the one before it
-    cut, to be bootstrapped from what was seen there. Where the policy plays itself all stays as it was, signs of turns
-    and all.
+    both, it ends where either ended the game, and what it leads to is the next observation of who learns. So values are
+    only ever of what that one sees, and their sign never turns, but where a time limit cuts a game as the other is to
+    move. The moves of an environment come first, in their order; the rows behind them are not valid. A move whose reply
+    lies behind the rollout is left out, and the one before it cut, to be bootstrapped from what was seen there. Where
+    the policy plays itself all stays as it was, signs of turns and all.
 
     Args:
       trajectory: [T, B, ...], with `Extras` and `Carry`.
@@ -295,10 +295,10 @@ def own_moves(trajectory: Trajectory, seat: Array, alone: Array) -> Trajectory:
         )
         return _where(own, nothing(here - 1), after), after
 
-    reached = jax.tree.map(lambda x: x[-1], trajectory.next_obs.player)
     end = jnp.full_like(seat, length - 1)
     never = jnp.zeros_like(alone)
-    behind = _After(jnp.zeros_like(trajectory.reward[0]), never, never, alone | (reached == seat), end)
+    known = alone | (trajectory.next_obs.player[-1] == seat)
+    behind = _After(jnp.zeros_like(trajectory.reward[0]), never, never, known, end)
     rows = time, own, gains(trajectory), terminated, truncated
     _, after = jax.lax.scan(step, behind, rows, reverse=True)
 
@@ -310,18 +310,20 @@ def own_moves(trajectory: Trajectory, seat: Array, alone: Array) -> Trajectory:
     after, count = pick(after, order), jnp.sum(whole, axis=0)
     kept = jnp.where(alone, valid, time[:, None] < count)
     cut = ~alone & (time[:, None] == count - 1) & ~after.terminated
-    turn = trajectory.turn
+    reached, turn = pick(trajectory.next_obs, after.end), trajectory.turn
+    # There it is the other's value that is bootstrapped from, the opposite of one's own.
+    facing = jnp.where(after.truncated & (reached.player != seat), -1.0, 1.0)
     return trajectory._replace(
         obs=pick(trajectory.obs, order),
         action=pick(trajectory.action, order),
         reward=after.gain,
         terminated=after.terminated & kept,
         truncated=(after.truncated & kept) | cut,
-        next_obs=pick(trajectory.next_obs, after.end),
+        next_obs=reached,
         first=pick(extras.first, order),
         extras=pick(extras.ours, order),
         carry=trajectory.carry.ours,
         end_carry=trajectory.end_carry.ours,
         valid=kept,
-        turn=None if turn is None else jnp.where(alone, turn, 1.0),
+        turn=None if turn is None else jnp.where(alone, turn, facing),
     )

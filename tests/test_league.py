@@ -26,6 +26,7 @@ from podium import envs, games
 from podium.agent import Agent, fresh_carry
 from podium.agents import a2c, dqn, impala, ppo
 from podium.env import Env, auto_reset
+from podium.envs.wrappers import time_limit
 from podium.games.psro import responding
 from podium.host import on_host
 from podium.rollout import begin, rollout
@@ -81,6 +82,7 @@ def moves_of(trajectory: Trajectory, b: int, seat: int) -> list[dict[str, Any]]:
     rows = jax.tree.map(lambda x: np.asarray(x)[:, b], (trajectory.obs, trajectory.next_obs, trajectory.action))
     obs, next_obs, action = rows
     reward, ended = np.asarray(trajectory.reward[:, b]), np.asarray(trajectory.last[:, b])
+    over = np.asarray(trajectory.terminated[:, b])
     length, found = len(reward), []
     for t in range(length):
         if obs.player[t] != seat:
@@ -91,7 +93,8 @@ def moves_of(trajectory: Trajectory, b: int, seat: int) -> list[dict[str, Any]]:
             total -= float(reward[end])
         if not ended[end] and end + 1 == length and next_obs.player[end] != seat:
             break  # What the other does then is not known yet.
-        found.append({"t": t, "reward": total, "ended": bool(ended[end]), "next": next_obs.view[end], "end": end})
+        worth = 0 if over[end] else 1 if next_obs.player[end] == seat else -1
+        found.append({"t": t, "reward": total, "ended": bool(ended[end]), "next": next_obs.view[end], "worth": worth})
     return found
 
 
@@ -99,10 +102,11 @@ def moves_of(trajectory: Trajectory, b: int, seat: int) -> list[dict[str, Any]]:
     "env",
     [
         KUHN,
+        time_limit(envs.make("podium/TicTacToe"), 5),
         pytest.param(TIC_TAC_TOE, marks=pytest.mark.slow),
         pytest.param(probe_game(3), marks=pytest.mark.slow),
     ],
-    ids=["kuhn", "tic-tac-toe", "probe"],
+    ids=["kuhn", "cut", "tic-tac-toe", "probe"],
 )
 def test_advantages_are_those_of_the_learners_own_moves(env: Env) -> None:
     """What ppo plans from equals GAE by a loop over the learner's own moves; the other is part of the environment."""
@@ -129,7 +133,7 @@ def test_advantages_are_those_of_the_learners_own_moves(env: Env) -> None:
         following = 0.0
         for i in reversed(range(len(found))):
             move = found[i]
-            reached = 0.0 if move["ended"] else value_of(jnp.asarray(move["next"]), b)
+            reached = move["worth"] * value_of(jnp.asarray(move["next"]), b)
             following = 0.0 if move["ended"] or i + 1 == len(found) else following
             following = move["reward"] + GAMMA * reached - value[i] + GAMMA * lambda_ * following
             assert float(batch.advantage[i, b]) == pytest.approx(following, abs=1e-5)

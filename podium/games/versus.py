@@ -72,7 +72,7 @@ def versus(env: Env, policy: Any, greedy: bool = True) -> Env:
         ), timestep
 
     def waits(round: _Round) -> Array:
-        return ~round.timestep.last & (round.timestep.next_obs.player != round.state.seat)
+        return ~round.timestep.terminated & (round.timestep.next_obs.player != round.state.seat)
 
     def reset(key: Key) -> tuple[VersusState, TimeStep]:
         env_key, seat_key, play_key = jax.random.split(key, 3)
@@ -95,7 +95,7 @@ def versus(env: Env, policy: Any, greedy: bool = True) -> Env:
 
         def play(round: _Round) -> _Round:
             after, played = opponent_ply(play_key, round)
-            return after._replace(timestep=played._replace(reward=round.timestep.reward - played.reward))
+            return after._replace(timestep=_followed(round.timestep, played))
 
         begin = _Round(state._replace(env=env_state), timestep, jnp.zeros((), jnp.int32))
         round = jax.lax.while_loop(waits, play, begin)
@@ -105,3 +105,15 @@ def versus(env: Env, policy: Any, greedy: bool = True) -> Env:
     spec = dataclasses.replace(unstacked(env.spec), name=f"{env.spec.name} against a frozen player", turns=False)
     picture = None if render is None else lambda state: render(state.env)
     return env._replace(spec=spec, reset=reset, step=step, render=picture)
+
+
+def _followed(before: TimeStep, played: TimeStep) -> TimeStep:
+    """Return both steps as one of who moved before: the opponent's gain in the second is that one's loss."""
+    info = played.info
+    if "raw_reward" in info:
+        info = {**info, "raw_reward": before.info["raw_reward"] - played.info["raw_reward"]}
+    if "episode_end" in info:
+        info = {**info, "episode_end": before.info["episode_end"] | played.info["episode_end"]}
+    return played._replace(
+        reward=before.reward - played.reward, truncated=before.truncated | played.truncated, info=info
+    )

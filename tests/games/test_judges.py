@@ -16,6 +16,8 @@ from everywhere import stacked_game
 from podium import envs, games, testing
 from podium.agent import ActOutput, Agent
 from podium.env import auto_reset
+from podium.envs.wrappers import scale_reward, time_limit
+from podium.episodes import gained
 from podium.evaluate import Policy, evaluate
 
 TIC_TAC_TOE = envs.make("podium/TicTacToe")
@@ -115,6 +117,47 @@ def test_versus_is_an_environment_whose_return_is_the_outcome():
     np.testing.assert_array_equal(reward, np.where(seat == 1, -1.0, 0.0))
     held = np.asarray(cards)[np.arange(256), np.asarray(seat)]
     np.testing.assert_array_equal(np.asarray(seen.view)[:, :3].argmax(-1), held)
+
+
+def play_versus(env, number=128):
+    """Play the last legal move; return the last step of each game, and what was paid and counted in all of it."""
+
+    def play(key):
+        state, timestep = env.reset(key)
+
+        def step(before, key):
+            state, timestep, paid, counted = before
+            after, new = env.step(key, state, 8 - jnp.argmax(timestep.obs.legal[::-1]))
+            total = paid + new.reward, counted + gained(new)[0]
+            keep = lambda old, new: jnp.where(timestep.last, old, new)
+            return jax.tree.map(keep, before, (after, new, *total)), None
+
+        keys = jax.random.split(jax.random.fold_in(key, 1), 9)
+        _, reached = env.step(keys[0], state, 8 - jnp.argmax(timestep.obs.legal[::-1]))
+        zero = jnp.zeros(())
+        start = state, timestep._replace(info=jax.tree.map(jnp.zeros_like, reached.info)), zero, zero
+        return jax.lax.scan(step, start, keys)[0]
+
+    return jax.jit(jax.vmap(play))(jax.random.split(jax.random.key(0), number))
+
+
+def test_versus_counts_what_was_paid_whatever_the_game_is_wrapped_in():
+    _, _, paid, counted = play_versus(games.versus(TIC_TAC_TOE, games.uniform))
+    _, _, doubled, counted_inside = play_versus(games.versus(scale_reward(TIC_TAC_TOE, 2.0), games.uniform))
+    assert set(np.asarray(paid).tolist()) == {-1.0, 0.0, 1.0}
+    np.testing.assert_array_equal(counted, paid)
+    np.testing.assert_array_equal(counted_inside, paid)
+    np.testing.assert_array_equal(doubled, 2 * paid)
+
+
+def test_a_game_that_versus_cuts_is_seen_by_who_learns():
+    """Five plies: cut at one's own or at the other's, what values are bootstrapped from is one's own view."""
+    env = games.versus(time_limit(TIC_TAC_TOE, 5), games.uniform)
+    testing.check_env(env, num_steps=20)
+    state, last, _, _ = play_versus(env)
+    cut = np.asarray(last.truncated & ~last.terminated)
+    assert cut.sum() > 30 and set(np.asarray(state.seat)[cut].tolist()) == {0, 1}
+    np.testing.assert_array_equal(np.asarray(last.next_obs.player)[cut], np.asarray(state.seat)[cut])
 
 
 def test_versus_promises_no_stacks_of_frames():
