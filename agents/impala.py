@@ -157,7 +157,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         return state.params
 
     def carry(spec: EnvSpec, num_envs: int) -> PyTree:
-        return network.carry(num_envs)
+        return networks.fresh_memory(network, spec.obs, num_envs)
 
     def act(keys: Key, params: PyTree, memory: PyTree, obs: PyTree, first: Array, greedy: bool) -> ActOutput:
         return networks.act(network, keys, params, memory, obs, first, greedy)

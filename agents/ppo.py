@@ -201,7 +201,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         return Params(state.params, state.obs_stats)
 
     def carry(spec: EnvSpec, num_envs: int) -> PyTree:
-        return network.carry(num_envs)
+        return networks.fresh_memory(network, spec.obs, num_envs)
 
     def act(keys: Key, params: Params, memory: PyTree, obs: PyTree, first: Array, greedy: bool) -> ActOutput:
         return networks.act(

@@ -28,7 +28,15 @@ import jax.numpy as jnp
 import optax
 
 from podium.agent import ActOutput, Agent, Aux, Plan
-from podium.networks import Network, brought_or, num_actions, policy_mask, q_network, values_of_actions
+from podium.networks import (
+    Network,
+    brought_or,
+    fresh_memory,
+    num_actions,
+    policy_mask,
+    q_network,
+    values_of_actions,
+)
 from podium.ops import action_values, optimizers, returns, statistics
 from podium.ops.counts import Count
 from podium.ops.statistics import RunningStats, count_rows, masked_means
@@ -177,7 +185,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         return Params(state.params, state.obs_stats, epsilon)
 
     def carry(spec: EnvSpec, num_envs: int) -> PyTree:
-        return network.carry(num_envs)
+        return fresh_memory(network, spec.obs, num_envs)
 
     def act(keys: Key, params: Params, memory: PyTree, obs: PyTree, first: Array, greedy: bool) -> ActOutput:
         value, memory = network.apply(params.network, memory, statistics.normalize(params.obs_stats, obs), first)

@@ -29,7 +29,7 @@ import optax
 from podium import replay
 from podium.agent import ActOutput, Agent, Aux
 from podium.agents import apex, dqn
-from podium.networks import Network, brought_or, q_network, remember
+from podium.networks import Network, brought_or, fresh_memory, q_network, remember
 from podium.ops import action_values, returns
 from podium.ops.rescaling import rescale, unrescale
 from podium.ops.statistics import masked_means
@@ -186,7 +186,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     base = dqn.make(config, network._replace(recurrent=False), buffer=buffer)
 
     def carry(spec: EnvSpec, num_envs: int) -> Carry:
-        return Carry(jnp.zeros(num_envs, jnp.int32), network.carry(num_envs))
+        return Carry(jnp.zeros(num_envs, jnp.int32), fresh_memory(network, spec.obs, num_envs))
 
     def number(carry: Carry, index: Array) -> Carry:
         return carry._replace(number=index.astype(jnp.int32))
@@ -204,7 +204,9 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         return ActOutput(action, following, before if config.stored_state else ())
 
     def grad(key: Key, state: dqn.State, minibatch: Windows) -> tuple[PyTree, Aux]:
-        start = minibatch.start if config.stored_state else network.carry(minibatch.weight.shape[0])
+        start = minibatch.start
+        if not config.stored_state:
+            start = fresh_memory(network, minibatch.obs, minibatch.weight.shape[0])
         steps = minibatch._replace(start=(), weight=())  # type: ignore[arg-type]  # These two are not of steps.
         windows: Windows = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), steps)
 

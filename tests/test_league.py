@@ -29,6 +29,7 @@ from podium.env import Env, auto_reset
 from podium.envs.wrappers import time_limit
 from podium.games.psro import responding
 from podium.host import on_host
+from podium.networks import by_players
 from podium.rollout import begin, rollout
 from podium.testing import check_agent, probe_game
 from podium.types import Trajectory
@@ -187,7 +188,7 @@ def test_memory_is_of_the_learners_own_moves() -> None:
     trajectory = played(agent, state, KUHN, 16, 12)
     plan = agent.plan(jax.random.key(0), state, trajectory)
     batch = plan.data
-    output = base.config.network().unroll(state.learner.params, plan.per_env, batch.obs, batch.first)
+    output = by_players(base.config.network()).unroll(state.learner.params, plan.per_env, batch.obs, batch.first)
     same = np.asarray(jnp.isclose(output.policy.log_prob(batch.action), batch.log_prob, atol=1e-5))
     assert same[np.asarray(batch.valid)].all() and 0.5 < batch.valid.mean() < 1
 

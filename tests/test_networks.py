@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from alike import assert_close
 from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
 
@@ -18,7 +19,7 @@ from podium.agents import dqn, muzero, ppo, pqn, reppo, sac, td3
 from podium.networks import ActorCritic, Network, actor_critic, batch_over, from_nnx, q_network
 from podium.ops.distributions import Categorical, DiagGaussian
 from podium.torsos import flatten_obs
-from podium.types import ArraySpec, DiscreteSpec, EnvSpec
+from podium.types import ArraySpec, DiscreteSpec, EnvSpec, Seen
 
 T, B = 5, 8
 OBS = {
@@ -445,3 +446,67 @@ def test_actions_that_do_not_fit_are_named() -> None:
             make((8,)).init(jax.random.key(0), EnvSpec("test", ArraySpec((3,)), ArraySpec((2,), np.int32, 0, 10)))
     with pytest.raises(ValueError, match="actions of test are continuous"):
         q_network((8,)).init(jax.random.key(0), EnvSpec("test", ArraySpec((3,)), ArraySpec((2,))))
+
+
+def players_and_firsts() -> tuple[EnvSpec, Seen, jax.Array]:
+    spec = EnvSpec("game", Seen(ArraySpec((3,)), ArraySpec((4,), bool), None, DiscreteSpec(2)), ACTIONS["discrete"])
+    obs = observations(spec.obs, T, B)
+    return spec, obs._replace(legal=jnp.ones((T, B, 4), bool)), firsts()
+
+
+BY_PLAYERS = {
+    "gru": lambda: actor_critic((8,), memory="gru", memory_size=4),
+    "lstm": lambda: q_network((8,), memory="lstm", memory_size=4),
+    "separate": lambda: actor_critic((8,), memory="gru", memory_size=4, separate=True),
+}
+
+
+@pytest.mark.parametrize("name", BY_PLAYERS)
+def test_of_two_who_take_turns_each_remembers_its_own_moves(name: str) -> None:
+    """Stepped and unrolled, from any memory, it is a loop over two memories of the network without."""
+    plain = BY_PLAYERS[name]()
+    network, (spec, obs, first) = networks.by_players(plain), players_and_firsts()
+    params = network.init(jax.random.key(0), spec)
+    memory = networks.fresh_memory(network, spec.obs, B)
+    memory = jax.tree.map(lambda m: jax.random.normal(jax.random.key(1), m.shape), memory)
+    stepped, memories = networks.remember(network, params, memory, obs, first)
+    unrolled = jax.jit(network.unroll)(params, memory, obs, first)
+    apply, loops = jax.jit(plain.apply), []
+    for b in range(B):
+        own = [jax.tree.map(lambda m: m[b : b + 1, p], memory.each) for p in range(2)]  # noqa: B023
+        outputs = []
+        for t in range(T):
+            if first[t, b]:
+                own = [plain.carry(1), plain.carry(1)]
+            p = int(obs.player[t, b])
+            row = jax.tree.map(lambda x: x[t, b : b + 1], obs)  # noqa: B023
+            output, own[p] = apply(params, own[p], row, jnp.zeros(1, bool))
+            outputs.append(output)
+        loops.append((jax.tree.map(lambda *x: jnp.stack(x), *outputs), own))
+    looped = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *[outputs for outputs, _ in loops])
+    assert_close(stepped, looped, 1e-5)
+    assert_close(unrolled, looped, 1e-5)
+    for p in range(2):
+        end = jax.tree.map(lambda *x: jnp.concatenate(x), *[own[p] for _, own in loops])
+        assert_close(jax.tree.map(lambda m: m[-1, :, p], memories.each), end, 1e-5)  # noqa: B023
+
+
+def test_what_one_player_saw_moves_nothing_of_the_other() -> None:
+    network, (spec, obs, _) = networks.by_players(BY_PLAYERS["gru"]()), players_and_firsts()
+    params, memory = network.init(jax.random.key(0), spec), networks.fresh_memory(network, spec.obs, B)
+
+    def values_of_second(view: jax.Array) -> jax.Array:
+        value = network.unroll(params, memory, obs._replace(view=view), jnp.zeros((T, B), bool)).value
+        return jnp.sum(value, where=obs.player == 1)
+
+    moved = jnp.abs(jax.grad(values_of_second)(obs.view)).sum(-1)
+    assert not moved[obs.player == 0].any() and (moved[obs.player == 1] > 0).all()
+
+
+def test_memory_is_one_where_nobody_takes_turns() -> None:
+    for agent in (ppo.make(ppo.Config(memory="gru")), pqn.make(pqn.Config(memory="lstm"))):
+        alone = EnvSpec("alone", Seen(ArraySpec((3,)), ArraySpec((4,), bool)), ACTIONS["discrete"])
+        assert {x.shape for x in jax.tree.leaves(agent.carry(alone, B))} == {(B, agent.config.memory_size)}
+        assert {x.shape for x in jax.tree.leaves(agent.carry(players_and_firsts()[0], B))} == {
+            (B, 2, agent.config.memory_size)
+        }

@@ -7,6 +7,7 @@ The number of outputs is read from the parameters, which `init` made to the envi
 
 from podium.networks.acting import Extras, act, drawn, next_values
 from podium.networks.action_values import q_network, values_of_actions
+from podium.networks.brought import ROWS, Wanted, brought_or, shape_of
 from podium.networks.cells import GRU, LSTM, MEMORIES, make_cell
 from podium.networks.flax_nnx import from_nnx
 from podium.networks.heads import (
@@ -19,17 +20,8 @@ from podium.networks.heads import (
     init_policy,
     num_actions,
 )
-from podium.networks.network import (
-    ROWS,
-    Network,
-    Unroll,
-    Wanted,
-    brought_or,
-    network_seeing,
-    policy_mask,
-    remember,
-    shape_of,
-)
+from podium.networks.network import Network, Unroll, network_seeing, policy_mask, remember
+from podium.networks.players import by_players, fresh_memory
 from podium.networks.policy_and_value import (
     ACTOR_CRITIC,
     ActorCritic,
@@ -60,8 +52,10 @@ __all__ = [
     "apply_value",
     "batch_over",
     "brought_or",
+    "by_players",
     "check_one_action",
     "drawn",
+    "fresh_memory",
     "from_nnx",
     "init_linear",
     "init_policy",

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from podium import noisy
+from podium.networks.brought import ROWS, Wanted, shape_of
 from podium.networks.cells import Core, make_cell, with_heads
 from podium.networks.heads import apply_linear, apply_value, init_linear, num_actions
-from podium.networks.network import ROWS, Network, Wanted, shape_of
+from podium.networks.network import Network
 from podium.seen import only_legal
 from podium.torsos import make_torso, seeing
 from podium.types import Array, EnvSpec, Key, PyTree

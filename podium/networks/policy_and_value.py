@@ -9,9 +9,10 @@ from typing import ClassVar, NamedTuple
 import flax.linen as nn
 import jax
 
+from podium.networks.brought import ROWS, Wanted, shape_of
 from podium.networks.cells import Core, make_cell, with_heads
 from podium.networks.heads import apply_policy, apply_value, init_linear, init_policy
-from podium.networks.network import ROWS, Network, Wanted, shape_of
+from podium.networks.network import Network
 from podium.networks.summed import sum_once
 from podium.ops.bounds import Bounds
 from podium.ops.distributions import Policy
