@@ -51,8 +51,8 @@ class Config(apex.Config):
     """Rewards summed before the bootstrap, 1 or more."""
     batch_size: int = 64
     """Windows in a minibatch, 1 or more; the lanes must divide it."""
-    sequence_length: int = 80
-    """Steps of a window, those that burn in among them, 1 or more."""
+    sequence_length: int = 120
+    """Steps of a window, those that burn in among them, 1 or more; the paper's 80 are without these."""
     burn_in: int = 40
     """Steps at a window's start that only bring its memory up to date, 0 or more and below sequence_length."""
     sequence_period: int = 40

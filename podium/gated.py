@@ -56,9 +56,10 @@ def gated(agent: Agent, games: int = 400, threshold: float = 0.55, every: int = 
 
     In one of `every` environments a candidate plays the best, from either seat by turns; of these games nothing is
     learnt. Once `games` have ended, the candidate becomes the best if it scored more than `threshold` (a draw is half),
-    and the learner as it is then the next candidate. The agent learns throughout, from the games of the best: one that
-    takes data of other policies, such as `alphazero`, is meant. Metrics have `promotions`, how many there were so far.
-    Evaluated, loaded and evolved is the best so far (`Agent.evaluation`).
+    and the learner as it is then the next candidate (games under way go on with it, and count for it). The agent learns
+    throughout, from the games of the best: one that takes data of other policies, such as `alphazero`, is meant.
+    Metrics have `promotions`, how many there were so far. Evaluated, loaded and evolved is the best so far
+    (`Agent.evaluation`).
 
     Args:
       agent: any without a memory that it replays.

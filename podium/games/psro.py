@@ -177,7 +177,8 @@ def psro(
                 break
             if iteration + 1 < len(known):
                 continue
-            state = program.init((seed + iteration) % 2**32)
+            # Neighbouring seeds shall share no response.
+            state = program.init(int(np.random.SeedSequence((seed, iteration)).generate_state(1)[0]))
             own = jax.device_get(program.agent_state(state))
             padded = np.zeros((2, iterations + 1), np.float32)
             padded[:, : len(policies)] = weights

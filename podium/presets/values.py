@@ -339,7 +339,7 @@ R2D2_CENTRAL: dict[str, Preset] = {
             "min_replay_size": 50_000,
             "target_update_period": 2_500,
             "max_grad_norm": 40.0,
-            "sequence_length": 80,
+            "sequence_length": 120,
             "burn_in": 40,
             "sequence_period": 40,
             "memory": "lstm",

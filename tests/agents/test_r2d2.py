@@ -322,7 +322,7 @@ def test_every_field_of_its_own_is_checked_above() -> None:
             lambda: r2d2.make(network=q_network()),
             "network has no memory, but r2d2 .*; pass one with memory, or use dqn",
         ),
-        (lambda: r2d2.make(r2d2.Config(burn_in=80)), "burn_in=80 .*sequence_length=80; use 79 or less"),
+        (lambda: r2d2.make(r2d2.Config(burn_in=120)), "burn_in=120 .*sequence_length=120; use 119 or less"),
         (lambda: r2d2.make(r2d2.Config(n_step=2.0)), "n_step=2.0 must be an integer of 1 or more"),  # type: ignore[arg-type]
     ],
 )
@@ -337,7 +337,7 @@ def test_what_cannot_be_is_refused(make: Callable[[], Agent], words: str) -> Non
         ({"rollout_length": 30}, "sequence_period=40 and rollout_length=30: one must divide the other"),
         (
             {"rollout_length": 40, "num_envs": 1024},
-            "buffer_capacity=50000 holds 40 steps .*window of sequence_length=80",
+            "buffer_capacity=50000 holds 40 steps .*window of sequence_length=120",
         ),
     ],
 )
