@@ -371,6 +371,8 @@ class Placement:
         self._check_asked(agent, env, asked)
         if isinstance(env, Env):
             check_shapes(env)
+            if env.pool_size and not env.resets_itself:  # To draw a pool takes a compile: what is wrong is said before.
+                self.program(agent, env._replace(pool_size=0), asked)
         program = self.program(agent, env, asked)
         if agent.replay is not None and agent.replay.keeps_frames and stacks_of(env.spec.obs) is not None:
             program.layout += ", frames kept once"  # Another form of the replay's state than of whole stacks.

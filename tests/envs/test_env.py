@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import podium
 from podium import testing
 from podium.agents import ppo
 from podium.env import auto_reset
@@ -51,6 +52,26 @@ def test_an_environment_says_itself_how_many_start_states_it_pools():
     fresh, calls = counting(CORRIDOR._replace(pool_size=3))
     auto_reset(fresh, 0)
     assert calls["reset"] == 0
+
+
+@pytest.mark.parametrize("placement", [Anakin(1), Sebulba(1, 1), podium.LocalSGD(2)])
+def test_a_pool_is_drawn_once_nothing_else_is_wrong(placement):
+    """It takes a compile, which of a simulator lasts a minute."""
+    drawn = []
+
+    def reset(key):
+        jax.debug.callback(lambda: drawn.append(1))
+        return CORRIDOR.reset(key)
+
+    env, sizes = CORRIDOR._replace(reset=reset, pool_size=3), {"num_envs": 8, "rollout_length": 8}
+    wrong = ppo.make(ppo.Config(hidden_sizes=(4,), num_minibatches=5))
+    with pytest.raises(ValueError, match="num_minibatches=5 does not divide"):
+        placement.build(wrong, env, **sizes)
+    jax.effects_barrier()
+    assert not drawn
+    placement.build(ppo.make(ppo.Config(hidden_sizes=(4,))), env, **sizes).close()
+    jax.effects_barrier()
+    assert drawn
 
 
 def test_a_pool_keeps_once_what_all_start_states_share():
