@@ -132,6 +132,7 @@ def train(
     check_is_placement(placement)
     check_engines(placement)
     check_sinks(sinks)
+    _check_learns(agent, env, placement, num_steps)
     if rollout_length is None:
         rollout_length = usual_length(placement, agent, env)
     schedule = make_schedule(
@@ -216,6 +217,18 @@ def _discarding(folder: RunFolder) -> Iterator[None]:
     except Exception:
         folder.discard_unused()
         raise
+
+
+def _check_learns(agent: Agent, env: Env | HostEnvFactory, placement: Placement, num_steps: int) -> None:
+    """Raise ValueError for a run that ends before an agent with a replay begins to learn."""
+    if agent.replay is None or placement.whole_episodes:  # What evolves learns nothing else.
+        return
+    least, number = getattr(agent.config, "min_replay_size", 0), env.spec.num_agents or 1
+    if least > num_steps * number:
+        raise ValueError(
+            f"num_steps={num_steps} end before learning begins, at min_replay_size={least}; use more steps than that, "
+            "or a smaller min_replay_size."
+        )
 
 
 def agent_record(agent: Agent) -> dict[str, Any]:

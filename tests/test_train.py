@@ -91,6 +91,13 @@ def test_a_budget_below_one_iteration_is_refused() -> None:
         make_schedule(127, 128)
 
 
+def test_a_run_that_ends_before_it_learns_is_refused(tmp_path: Path) -> None:
+    agent = dqn.make(dqn.Config(hidden_sizes=(4,)))
+    with pytest.raises(ValueError, match="num_steps=900 end before learning begins, at min_replay_size=1000; use more"):
+        podium.train(agent, "podium/Catch", num_steps=900, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_iteration_of_more_steps_than_a_program_numbers_is_refused() -> None:
     make_schedule(2**40, 2**31 - 1)
     with pytest.raises(
