@@ -23,7 +23,7 @@ from podium.networks import ActorCritic, ActorCriticConfig, Network, policy_mask
 from podium.ops import losses, optimizers, returns
 from podium.ops.counts import Count
 from podium.ops.statistics import count_rows, count_valid
-from podium.ranges import check_fields
+from podium.ranges import check_config, check_fields
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
 
 
@@ -102,6 +102,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     Raises:
       ValueError: for a field out of range.
     """
+    check_config(config, Config)
     _check(config)
     network = networks.brought_or(network, config.network, wanted=networks.ACTOR_CRITIC)
     optimizer = optimizers.make(config.optimizer, config.optimizer_eps, config.max_grad_norm, config.rmsprop_decay)

@@ -30,7 +30,7 @@ from podium.networks import ActorCriticConfig, Network, policy_mask
 from podium.ops import optimizers, returns
 from podium.ops.counts import Count
 from podium.ops.statistics import count_valid, masked_means
-from podium.ranges import check_fields
+from podium.ranges import check_config, check_fields
 from podium.replay import Batch
 from podium.search import Expand, Leaf, Root, SearchConfig, make_search
 from podium.seen import only_legal
@@ -96,6 +96,7 @@ def make(config: Config = Config(), model: Env | None = None, network: Network |
       ValueError: for a field out of range, no model, a network with memory, or where mctx is not installed; from
         `init`, where what is played is no game of this model, or its observations have no rules.
     """
+    check_config(config, Config)
     _check(config)
     if model is None:
         raise ValueError("alphazero searches by the rules of a game: give model, such as the environment itself.")

@@ -17,7 +17,7 @@ from podium.agent import ActOutput, Agent
 from podium.agents import dqn
 from podium.networks import Network
 from podium.ops.action_values import select
-from podium.ranges import check_fields
+from podium.ranges import check_config, check_fields
 from podium.replay import Estimate
 from podium.types import Array, EnvSpec, Key, PyTree
 
@@ -76,6 +76,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: dqn.Lo
     Raises:
       ValueError: for a field out of range or a network with memory; from `init`, for continuous actions.
     """
+    check_config(config, Config)
     check_fields(config, not_negative=["epsilon_spread"], counts=["num_actors"])
     base = dqn.make(config, network, loss, note=estimate)
 

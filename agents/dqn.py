@@ -23,7 +23,7 @@ from podium.networks import Network, brought_or, num_actions, policy_mask, q_net
 from podium.ops import action_values, optimizers
 from podium.ops.counts import Count
 from podium.ops.statistics import count_valid, masked_means
-from podium.ranges import check_fields, check_value, is_on
+from podium.ranges import check_config, check_fields, check_value, is_on
 from podium.replay import Batch
 from podium.seen import legal_of, only_legal
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
@@ -227,6 +227,7 @@ def make(
     Raises:
       ValueError: for a field out of range or a network with memory; from `init`, for continuous actions.
     """
+    check_config(config, Config)
     _check(config)
     again = functools.partial(make, network=network, loss=loss, buffer=buffer, note=note, mean=mean)
     if buffer is None:

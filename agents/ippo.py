@@ -7,6 +7,7 @@ import dataclasses
 from podium.agent import Agent
 from podium.agents import mappo, ppo
 from podium.networks import Network
+from podium.ranges import check_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,4 +20,5 @@ class Config(mappo.Config):
 
 def make(config: Config = Config(), network: Network | None = None, loss: ppo.Loss = ppo.loss) -> Agent:
     """Make an agent as `mappo.make` does."""
+    check_config(config, Config)
     return mappo.make(config, network, loss)

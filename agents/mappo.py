@@ -18,6 +18,7 @@ from podium.agent import ActOutput, Agent, Plan
 from podium.agents import ppo
 from podium.multi import shared
 from podium.networks import Network
+from podium.ranges import check_config
 from podium.types import Array, EnvSpec, Key, PyTree, Seen, Trajectory
 
 
@@ -48,6 +49,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: ppo.Lo
       ValueError: as `ppo.make` and `podium.multi.shared`; from `init`, for `central_critic` where observations have no
         `world`.
     """
+    check_config(config, Config)
     base = ppo.make(config, network, loss)
     agent = shared(base if config.central_critic else _without_world(base))
 

@@ -34,7 +34,7 @@ from podium.ops import optimizers, returns
 from podium.ops.categorical import RescaledSupport, cross_entropy
 from podium.ops.counts import Count
 from podium.ops.statistics import count_valid, masked_means
-from podium.ranges import check_atoms, check_fields
+from podium.ranges import check_atoms, check_config, check_fields
 from podium.replay import Windows
 from podium.search import Leaf, Root, SearchConfig, make_search
 from podium.seen import legal_of, only_legal, view_of
@@ -165,6 +165,7 @@ def make(config: Config = Config(), model: Model | None = None) -> Agent:
       ValueError: for a field out of range, or where mctx is not installed; from `init`, for continuous actions, or
         several at once.
     """
+    check_config(config, Config)
     _check(config)
     again = functools.partial(make, model=model)
     learnt = config.model() if model is None else model

@@ -28,7 +28,7 @@ from podium.networks import ActorCritic, ActorCriticConfig, Network, policy_mask
 from podium.ops import optimizers, returns, statistics
 from podium.ops.counts import Count
 from podium.ops.statistics import RunningStats, count_rows, masked_mean, masked_means
-from podium.ranges import check_fields, is_on
+from podium.ranges import check_config, check_fields, is_on
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
 
 
@@ -182,6 +182,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     Raises:
       ValueError: for a field out of range; from `init`, for `normalize_obs` with discrete observations.
     """
+    check_config(config, Config)
     _check(config)
     network = networks.brought_or(network, config.network, wanted=networks.ACTOR_CRITIC)
     optimizer = optimizers.make("adam", config.adam_eps, config.max_grad_norm)

@@ -40,7 +40,7 @@ from podium.networks import (
 from podium.ops import action_values, optimizers, returns, statistics
 from podium.ops.counts import Count
 from podium.ops.statistics import RunningStats, count_rows, masked_means
-from podium.ranges import check_fields
+from podium.ranges import check_config, check_fields
 from podium.seen import legal_of, only_legal
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory, at_step
 
@@ -169,6 +169,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
       ValueError: for a field out of range; from `init`, for continuous actions, and for `normalize_obs` with discrete
         observations.
     """
+    check_config(config, Config)
     _check(config)
     network = brought_or(network, config.network, wanted=values_of_actions())
     optimizer = optimizers.make("radam", config.optimizer_eps, config.max_grad_norm)

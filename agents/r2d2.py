@@ -33,7 +33,7 @@ from podium.networks import Network, brought_or, fresh_memory, q_network, rememb
 from podium.ops import action_values, returns
 from podium.ops.rescaling import rescale, unrescale
 from podium.ops.statistics import masked_means
-from podium.ranges import check_fields
+from podium.ranges import check_config, check_fields
 from podium.replay import Windows
 from podium.seen import legal_of, only_legal
 from podium.types import Array, EnvSpec, Key, PyTree, at_step
@@ -157,6 +157,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     Raises:
       ValueError: for a field out of range or a network without memory; from `init`, for continuous actions.
     """
+    check_config(config, Config)
     check_fields(
         config,
         not_negative=("epsilon_spread", "rescale_eps"),

@@ -27,7 +27,7 @@ from podium.networks import Network, brought_or, q_network, values_of_actions
 from podium.ops import categorical
 from podium.ops.action_values import select_atoms
 from podium.ops.categorical import Support
-from podium.ranges import check_atoms, check_choice, check_fields, is_traced
+from podium.ranges import check_atoms, check_choice, check_config, check_fields, is_traced
 from podium.replay import Batch
 from podium.types import Array, Key, PyTree
 
@@ -162,6 +162,7 @@ def make(
     Raises:
       ValueError: for a field out of range or a network with memory; from `init`, for continuous actions.
     """
+    check_config(config, Config)
     _check(config)
     again = functools.partial(make, network=network, loss=loss)
     head = HEADS[config.head](config)

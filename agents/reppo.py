@@ -37,7 +37,7 @@ from podium.ops.counts import Count
 from podium.ops.distributions import TanhNormal
 from podium.ops.histogram import Histogram
 from podium.ops.statistics import RunningStats, count_valid, masked_means
-from podium.ranges import check_atoms, check_fields
+from podium.ranges import check_atoms, check_config, check_fields
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
 
 
@@ -212,6 +212,7 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
       ValueError: for a field out of range or a network with memory; from `init`, for actions that are discrete or
         have no bounds, and for `normalize_obs` with discrete observations.
     """
+    check_config(config, Config)
     _check(config)
     again = functools.partial(make, policy=policy, critic=critic)
     histogram = Histogram(config.value_min, config.value_max, config.num_bins)

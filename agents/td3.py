@@ -37,6 +37,7 @@ from podium.ops import optimizers, statistics
 from podium.ops.bounds import Bounds
 from podium.ops.counts import Count
 from podium.ops.statistics import RunningStats, count_valid, masked_mean, masked_means
+from podium.ranges import check_config
 from podium.replay import Batch
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
 
@@ -123,6 +124,7 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
       ValueError: for a field out of range or a network with memory; from `init`, for actions that are discrete or
         have no bounds, and for `normalize_obs` with discrete observations.
     """
+    check_config(config, Config)
     config.check(not_negative=("exploration_noise", "target_noise", "target_noise_bound"))
     again = functools.partial(make, policy=policy, critic=critic)
     sizes = config.hidden_sizes, config.activation, config.dtype

@@ -29,6 +29,7 @@ from podium.multi import shared
 from podium.multi.sharing import fold, unfold
 from podium.networks import Network, brought_or
 from podium.ops import action_values
+from podium.ranges import check_config
 from podium.replay import Batch
 from podium.types import Array, Key, PyTree, Trajectory
 
@@ -74,6 +75,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: dqn.Lo
     Raises:
       ValueError: as `dqn.make`; from `init`, for an environment of one agent.
     """
+    check_config(config, Config)
     again = functools.partial(make, network=network, loss=loss)
     network = brought_or(network, config.network)
     each = shared(dqn.make(config, network)._replace(replay=None))  # Acts; it would learn for itself.

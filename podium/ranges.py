@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
@@ -33,13 +34,14 @@ def largest_divisor(number: int, limit: int) -> int:
 
 
 class _Rule(NamedTuple):
-    """What a number must be, and at most; `traced` says whether it may be known only when a program runs."""
+    """What a number must be, at most and at least; `traced` says whether it may be known only when a program runs."""
 
     holds: Callable[[Any], bool]
     words: str
     traced: bool = True
     most: float = math.inf
     why: str = ""
+    least: float = -math.inf
 
 
 def is_integer(value: Any, least: int | None = None, most: int | None = None) -> TypeGuard[int]:
@@ -74,6 +76,7 @@ def _is_real(value: Any) -> bool:
 
 _INT32 = 2**31 - 1, "2**31 - 1, the largest int32"
 _FLOAT32 = float(np.finfo(np.float32).max), "3.4e38, the largest float32"
+_TINY = float(np.finfo(np.float32).tiny)
 _RULES = {
     "flags": _Rule(lambda x: isinstance(x, bool | np.bool_), "True or False", traced=False),
     "steps": _Rule(lambda x: is_integer(x, 1), "an integer of 1 or more", False, *_FLOAT32),
@@ -82,7 +85,7 @@ _RULES = {
     "naturals": _Rule(lambda x: is_integer(x, 0), "an integer of 0 or more", False, *_INT32),
     "sizes": _Rule(lambda x: _is_real(x) and 0 <= x < math.inf, "finite and 0 or more", traced=False),
     "ratios": _Rule(lambda x: _is_real(x) and 0 < x < math.inf, "finite and greater than 0", traced=False),
-    "positive": _Rule(lambda x: _is_real(x) and 0 < x < math.inf, "finite and greater than 0", True, *_FLOAT32),
+    "positive": _Rule(lambda x: _is_real(x) and 0 < x < math.inf, "finite and greater than 0", True, *_FLOAT32, _TINY),
     "not_negative": _Rule(lambda x: _is_real(x) and 0 <= x < math.inf, "finite and 0 or more", True, *_FLOAT32),
     "fractions": _Rule(lambda x: _is_real(x) and 0 <= x <= 1, "between 0 and 1"),
     "shares": _Rule(lambda x: _is_real(x) and 0 < x <= 1, "greater than 0 and at most 1"),
@@ -116,7 +119,7 @@ def check_fields(
 ) -> None:
     """Refuse a config with a field out of range; None passes where it is the field's default.
 
-    Fields whose default is True or False must be one of the two.
+    Fields whose default is True or False must be one of the two, and those whose default is a string must be strings.
 
     Numbers may be traced, so that one program has settings as its data; their ranges are for the caller to check then.
 
@@ -150,6 +153,22 @@ def check_fields(
             if value is not None or usual is not None:
                 remedy = "leave it out to have it chosen" if usual is None else f"{usual} is usual"
                 check_value(name, value, rule, remedy)
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(field.default, str) and not isinstance(value, str):
+            raise ValueError(f"{field.name}={reprlib.repr(value)} must be a string; {field.default!r} is usual.")
+
+
+def check_config(config: Any, kind: type) -> None:
+    """Raise ValueError for what is no configuration of this kind, such as another agent's.
+
+    >>> check_config({"gamma": 0.9}, _Rule)
+    Traceback (most recent call last):
+    ValueError: config={'gamma': 0.9} is no podium.ranges._Rule; make one of fields by name.
+    """
+    if not isinstance(config, kind):
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        raise ValueError(f"config={reprlib.repr(config)} is no {name}; make one of fields by name.")
 
 
 def check_atoms(config: Any, low: str, high: str, number: str) -> None:
@@ -203,6 +222,8 @@ def check_value(name: str, value: Any, rule: str, remedy: str) -> None:
         raise ValueError(f"{name}={value!r} must be {must.words}; {remedy}.")
     elif value > must.most:
         raise ValueError(f"{name}={value!r} must be at most {must.why}; use less.")
+    elif value < must.least:
+        raise ValueError(f"{name}={value!r} must be at least {must.least:.2g}, for float32 has 0 below; {remedy}.")
 
 
 def check_type(name: str, value: Any, default: Any) -> None:

@@ -250,5 +250,6 @@ def apply_module(module: nn.Module, params: PyTree, *args: Any) -> Any:
 
 def check_sizes(name: str, sizes: Sequence[int]) -> None:
     """Raise ValueError unless `sizes` are positive integers."""
-    if not isinstance(sizes, Sequence) or not sizes or not all(is_integer(size, 1) for size in sizes):
+    is_sequence = isinstance(sizes, Sequence) and not isinstance(sizes, str | bytes)
+    if not is_sequence or not sizes or not all(is_integer(size, 1) for size in sizes):
         raise ValueError(f"{name}={sizes!r} must be a sequence of positive integers; (64, 64) is usual.")

@@ -62,7 +62,13 @@ def _checked_init(network: Network, name: str, wanted: Wanted, key: Key, spec: E
         return network.apply(params, network.carry(ROWS), inputs, jnp.zeros(ROWS, bool))[0]
 
     params = network.init(key, spec)
-    output = jax.eval_shape(give, params)
+    try:
+        output = jax.eval_shape(give, params)
+    except Exception as error:
+        raise ValueError(
+            f"{name} cannot be applied to {ROWS} observations of {spec.name}{' and actions' * wanted.with_action} "
+            f"({type(error).__name__}: {str(error).strip().splitlines()[0]}), but must give {wanted.words}."
+        ) from error
     if not wanted.fits(output, spec):
         raise ValueError(
             f"{name} gives {_form(output)} for {ROWS} observations of {spec.name}, but must give {wanted.words}."

@@ -42,6 +42,13 @@ class Bounds(NamedTuple):
                 f"the actions of {spec.name} lie between low={low.tolist()} and high={high.tolist()}, but {needs} "
                 f"{bounded}, low below high; say them in the environment's ArraySpec, or {instead}."
             )
+        with np.errstate(over="ignore"):
+            widest = np.abs(low) + np.abs(high)
+        if not np.isfinite(widest).all():
+            raise ValueError(
+                f"the actions of {spec.name} lie between low={low.tolist()} and high={high.tolist()}, whose sum or "
+                "difference no float32 holds; scale them in the environment."
+            )
         return cls(jnp.asarray(low), jnp.asarray(high))
 
     def to_env(self, unit: Array) -> Array:

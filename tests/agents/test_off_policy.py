@@ -47,6 +47,9 @@ REFUSED: list[tuple[str, object]] = [
     ("warmup_steps", 2.5),
     ("max_grad_norm", -1.0),
     ("adam_eps", 0.0),
+    ("adam_eps", 1e-46),
+    ("actor_obs", 3),
+    ("critic_obs", None),
     ("normalize_obs", 1),
     ("dtype", "float16"),
     ("hidden_sizes", (64, 0)),
@@ -73,10 +76,16 @@ def test_bad_fields_are_refused_by_name_and_value(module: Any, field: str, value
 
 
 @BOTH
+def test_what_is_no_config_of_it_is_refused(module: Any) -> None:
+    for config in ({"tau": 0.1}, None, {sac: td3, td3: sac}[module].Config()):
+        with pytest.raises(ValueError, match=rf"is no podium.agents.{module.__name__.split('.')[-1]}.Config; make one"):
+            module.make(config)
+
+
+@BOTH
 def test_every_field_is_checked_above(module: Any) -> None:
     checked = {field for field, _ in REFUSED + OWN[module]}
-    own = {field.name for field in dataclasses.fields(module.Config)} - {"actor_obs", "critic_obs"}
-    assert checked == own, "those two: tests/test_parts_of_observations.py"
+    assert checked == {field.name for field in dataclasses.fields(module.Config)}
 
 
 @BOTH

@@ -39,6 +39,7 @@ def test_there_and_back_and_never_outside() -> None:
         ),
         (ArraySpec((2,)), "lie between low=[-inf, -inf] and high=[inf, inf], but this needs"),
         (ArraySpec((2,), low=-1, high=[1, np.inf]), "lie between low=[-1.0, -1.0] and high=[1.0, inf]"),
+        (ArraySpec((1,), low=2e38, high=3.4e38), "whose sum or difference no float32 holds; scale them in the env"),
         (ArraySpec((1,), low=1, high=1), "low below high; say them in the environment's ArraySpec, or do that."),
     ],
 )
