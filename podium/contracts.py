@@ -63,6 +63,8 @@ def _check_bounds(spec: EnvSpec, box: ArraySpec) -> None:
                 f"an ArraySpec of shape {list(box.shape)} has a {name} of shape {list(np.shape(bound))}.",
                 "Give one number, or one for each.",
             ) from None
+    if np.any(np.isnan(box.low)) or np.any(np.isnan(box.high)):
+        raise broken(spec, "an ArraySpec has NaN for a bound.", "Leave low or high out where there is none.")
     if not np.all(np.asarray(box.low) <= np.asarray(box.high)):
         raise broken(spec, "an ArraySpec has a low above its high.", "Swap them.")
 

@@ -16,14 +16,16 @@ from podium.env import Env, auto_reset
 from podium.learn import draw, learn, plan_divides, prepare
 from podium.placement.anakin import Anakin
 from podium.placement.contract import Program
+from podium.ranges import check_positive
 from podium.rollout import begin, rollout
 from podium.testing.probes import probe_continuous, probe_termination, probe_truncation
-from podium.types import DiscreteSpec, Key, PyTree, Trajectory
+from podium.types import Array, DiscreteSpec, Key, PyTree, Trajectory
 
 _TOLERANCE = 1e-4
 _MOST_ADDS = 10_000
 
 # These programs run once, so compiling them is the cost: this takes a third off it.
+_DRAWS = 8  # Of a replay: one may have no row of those that are asked about.
 _COMPILER_OPTIONS = {"xla_backend_optimization_level": 0}
 
 
@@ -35,8 +37,9 @@ def check_agent(
     The rules: every function can be traced; `act` returns actions that fit the spec, one a key, each from its own row
     only; greedy actions need no randomness; memory is zeroed where `first`, but numbers of environments stay; `plan`
     returns data [T, B, ...]; metrics are scalars; `apply` and `observe` return a state of the same structure, so that
-    training is one loop; a `policy_mask` fits the state and marks something; gradients are finite, and do not see what
-    came after a termination; several seeds under `jax.vmap`, and several devices, change nothing.
+    training is one loop; a `policy_mask` fits the state and marks something; gradients are finite, do not see what came
+    after a termination, and see what a truncation cut off, if they bootstrap at all; several seeds under `jax.vmap`,
+    and several devices, change nothing.
 
     Args:
       agent: to check.
@@ -51,6 +54,7 @@ def check_agent(
     """
     if not isinstance(agent, Agent):
         raise ContractError(f"{agent!r} is no podium.agent.Agent; make one with Agent(init=..., actor=..., ...).")
+    check_positive(num_envs=num_envs, rollout_length=rollout_length)
     key = jax.random.key(0) if key is None else key
     for number, probe in enumerate([env] if env is not None else _accepted_probes(agent, key)):
         check = _Check(agent, auto_reset(probe), num_envs, rollout_length, key)
@@ -98,7 +102,7 @@ class _Check:
         trajectory = self._rollout(params)
         plan = self._check_plan(state, trajectory)
         self._check_learning(state, trajectory, plan)
-        self._check_termination(state, trajectory)
+        self._check_ends(state, trajectory)
 
     @property
     def _who(self) -> str:
@@ -117,6 +121,8 @@ class _Check:
             raise
         except Exception as error:
             first_line = str(error).strip().split("\n")[0]
+            if name == "init" and isinstance(error, ValueError):
+                raise self._broken(f"init refuses it: {first_line}", "Check the agent in another.") from error
             raise self._broken(
                 f"{name} cannot be compiled ({type(error).__name__}: {first_line}).",
                 "Use jax.numpy and jax.lax.cond instead of Python branches on array values.",
@@ -249,8 +255,8 @@ class _Check:
             )
         return plan
 
-    def _minibatch(self, state: PyTree, trajectory: Trajectory) -> PyTree:
-        """Return a minibatch that depends on the data only through its rows."""
+    def _minibatch(self, state: PyTree, trajectory: Trajectory, draws: Array | int = 0) -> PyTree:
+        """Return a minibatch that depends on the data only through its rows; `draws` numbers those of a replay."""
         replay = self.agent.replay
         if replay is None:
             return draw(self.agent, prepare(self.key, self.agent, state, (), trajectory, 1), 0).data
@@ -262,10 +268,10 @@ class _Check:
             lambda carry: (replay.add(carry[0], plan.data), carry[1] + 1),
             (stored, 0),
         )[0]
-        return replay.sample(self.key, stored)[0]
+        return replay.sample(jax.random.fold_in(self.key, draws), stored)[0]
 
-    def _gradient(self, state: PyTree, trajectory: Trajectory) -> tuple[PyTree, Aux]:
-        return self.agent.grad(self.key, state, self._minibatch(state, trajectory))
+    def _gradient(self, state: PyTree, trajectory: Trajectory, draws: Array | int = 0) -> tuple[PyTree, Aux]:
+        return self.agent.grad(self.key, state, self._minibatch(state, trajectory, draws))
 
     def _check_learning(self, state: PyTree, trajectory: Trajectory, plan: Plan) -> None:
         result = self._traced("grad", self._gradient, state, trajectory)
@@ -292,24 +298,40 @@ class _Check:
         if self.agent.replay is None:
             self._traced("learning", lambda key: learn(key, self.agent, state, (), trajectory, 1).metrics, self.key)
 
-    def _check_termination(self, state: PyTree, trajectory: Trajectory) -> None:
-        """What lies behind a termination is worth nothing, so the gradient must not change with it."""
-        ended = trajectory.terminated
+    def _check_ends(self, state: PyTree, trajectory: Trajectory) -> None:
+        """Compare the gradient with that of other observations reached by some steps.
 
-        def disturb(x: Any) -> Any:
-            mask = ended.reshape(ended.shape + (1,) * (x.ndim - 2))
-            return jnp.where(mask, jnp.flip(x, axis=0) * 0 + jnp.ones((), x.dtype), x)
-
-        other = trajectory._replace(next_obs=jax.tree.map(disturb, trajectory.next_obs))
+        What lies behind a termination is worth nothing, so the gradient must not change with it. Behind a truncation
+        all went on, so it must change with that as it does with what other steps reach, if ever it does.
+        """
+        terminated = trajectory.terminated
+        truncated = trajectory.truncated & ~terminated
         gradient = jax.jit(
-            lambda state, trajectory: self._gradient(state, trajectory)[0], compiler_options=_COMPILER_OPTIONS
+            lambda state, trajectory, draws: self._gradient(state, trajectory, draws)[0],
+            compiler_options=_COMPILER_OPTIONS,
         )
+
+        def beside(where: Array, draws: int) -> tuple[PyTree, PyTree]:
+            def disturb(x: Any) -> Any:
+                mask = where.reshape(where.shape + (1,) * (x.ndim - 2))
+                return jnp.where(mask, ~x if x.dtype == bool else x + jnp.ones((), x.dtype), x)
+
+            other = trajectory._replace(next_obs=jax.tree.map(disturb, trajectory.next_obs))
+            return gradient(state, trajectory, draws), gradient(state, other, draws)
+
         self._check_same(
-            gradient(state, trajectory),
-            gradient(state, other),
+            *beside(terminated, 0),
             "the gradient depends on the observation reached by a terminating step.",
             "Multiply what is bootstrapped from next_obs by Trajectory.discount, which is 0 there.",
         )
+        if not bool(truncated.any()):
+            return
+        sees = lambda where: any(not _is_same(*beside(where, draws)) for draws in range(_DRAWS))
+        if sees(~trajectory.last) and not sees(truncated):
+            raise self._broken(
+                "the gradient depends on the observations that other steps reach, and not on that of a truncated one.",
+                "Truncation is not termination: bootstrap from the true last observation, Trajectory.next_obs.",
+            )
 
     def run_on_devices(self) -> None:
         """Check several seeds, and several devices where there are."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from podium.contracts import ContractError, broken, check_spec, check_timestep, pair, same_shapes, trace
 from podium.env import Env
+from podium.ranges import check_positive
 from podium.seen import legal_of
 from podium.testing.specs import check_frames, within
 from podium.types import Array, Key, PyTree, Seen, TimeStep, is_spec
@@ -43,13 +44,12 @@ def check_env(env: Env, *, num_steps: int = 200, key: Key | None = None) -> None
 
     Raises:
       ContractError: for the first rule found broken.
-      ValueError: for a `num_steps` below 1.
+      ValueError: for a `num_steps` that is no positive integer.
 
     >>> from podium.testing import probe_value
     >>> check_env(probe_value())
     """
-    if num_steps < 1:
-        raise ValueError(f"num_steps={num_steps} is below 1.")
+    check_positive(num_steps=num_steps)
     if not isinstance(env, Env):
         raise ContractError(f"{env!r} was given; make it a podium.env.Env.")
     key = jax.random.key(0) if key is None else key
@@ -189,6 +189,12 @@ def _check_values(env: Env, play: _Play) -> None:
         raise _broken(env, "a reward is not finite.", "Look for a division by zero in step.")
     for field, obs in (("obs", first.obs), ("obs", timesteps.obs), ("next_obs", timesteps.next_obs)):
         for spec, leaf in zip(jax.tree.leaves(env.spec.obs, is_leaf=is_spec), jax.tree.leaves(obs), strict=True):
+            if jnp.issubdtype(leaf.dtype, jnp.inexact) and not np.all(np.isfinite(leaf)):
+                raise _broken(
+                    env,
+                    f"{field} is not finite.",
+                    "Mend step, or let podium.envs.wrappers.truncate_nonfinite cut such an episode.",
+                )
             if not within(spec, leaf):
                 low, high = float(np.min(leaf)), float(np.max(leaf))
                 raise _broken(
@@ -304,7 +310,12 @@ def _check_plain_calls(env: Env, play: _Play) -> None:
 
 def _check_render(env: Env, play: _Play) -> None:
     assert env.render is not None
-    picture = env.render(jax.tree.map(lambda x: x[0], play.starts[0]))
+    try:
+        picture = env.render(jax.tree.map(lambda x: x[0], play.starts[0]))
+    except Exception as error:
+        raise _broken(
+            env, f"render raises {type(error).__name__}: {error}.", "Make it draw any state, or leave it None."
+        ) from error
     if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
         found = f"{getattr(picture, 'dtype', type(picture).__name__)}{list(getattr(picture, 'shape', []))}"
         raise _broken(env, f"render returns {found}.", "It must be a NumPy array, uint8 [H, W, 3].")

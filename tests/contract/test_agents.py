@@ -219,6 +219,32 @@ def test_bootstrapping_past_a_termination_is_refused(agent) -> None:
     _expect(agent._replace(plan=plan), "terminating step")
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: ppo.make(ppo.Config(num_minibatches=1, num_epochs=1, hidden_sizes=(4,))),
+        lambda: td3.make(td3.Config(hidden_sizes=(4,), batch_size=16, buffer_capacity=512, min_replay_size=64)),
+    ],
+    ids=["ppo", "td3"],
+)
+def test_truncation_taken_for_termination_is_refused(made) -> None:
+    agent = made()
+
+    def plan(key, state, trajectory):
+        return agent.plan(key, state, trajectory._replace(terminated=trajectory.last))
+
+    probe = testing.probe_truncation(continuous=agent.name == "td3")
+    with pytest.raises(testing.ContractError, match="not on that of a truncated one. Truncation is not termination"):
+        testing.check_agent(agent._replace(plan=plan), probe)
+
+
+def test_what_an_agent_refuses_is_said_as_it_says_it() -> None:
+    with pytest.raises(testing.ContractError, match="init refuses it: the actions of probe_truncation are continuous"):
+        testing.check_agent(pqn.make(), testing.probe_truncation(continuous=True))
+    with pytest.raises(ValueError, match="num_envs=0 must be a positive integer"):
+        testing.check_agent(pqn.make(), num_envs=0)
+
+
 def only_continuous(agent) -> podium.agent.Agent:
     def init(key, spec):
         if isinstance(spec.action, DiscreteSpec):

@@ -150,6 +150,11 @@ def numpy_noise(timestep, key, state):
     return timestep._replace(reward=timestep.reward + np.float32(np.random.default_rng().normal()))
 
 
+def infinite_behind(timestep):
+    obs = timestep.obs / timestep.obs[:1]  # Only the first cell is not infinite.
+    return timestep._replace(obs=obs, next_obs=obs)
+
+
 BROKEN = {
     "pair": (CORRIDOR._replace(reset=lambda key: CORRIDOR.reset(key)[1]), "reset does not return a pair"),
     "obs shape": (spec_with(obs=ArraySpec((4,))), r"float32\[3\], but spec.obs says float32\[4\]"),
@@ -184,6 +189,9 @@ BROKEN = {
     "impure": (after_step(numpy_noise), "two results for one key"),
     "limit": (spec_with(max_episode_steps=3), "an episode went on for [0-9]+ steps"),
     "lost end": (self_reset_that_loses_the_end(), "is the first observation of the next one"),
+    "infinite": (after(CORRIDOR, lambda ts: infinite_behind(ts)), "obs is not finite. .*truncate_nonfinite"),
+    "no bound": (spec_with(obs=ArraySpec((3,), np.float32, np.nan, 1)), "an ArraySpec has NaN for a bound"),
+    "render raises": (CORRIDOR._replace(render=lambda state: state.nothing), "render raises AttributeError"),
     "render": (CORRIDOR._replace(render=lambda state: np.zeros((4, 4))), r"render returns float64\[4, 4\]"),
 }
 
