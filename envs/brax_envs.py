@@ -25,6 +25,7 @@ import numpy as np
 from podium.env import Env
 from podium.envs import mujoco_pictures, suites
 from podium.envs.simulators import import_simulator
+from podium.ranges import check_type
 from podium.types import PyTree
 
 PREFIX = "brax/"
@@ -73,6 +74,7 @@ def make(name: str, **options: Any) -> Env:
     backend = own.pop("backend", "spring")
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r} is none of {', '.join(BACKENDS)}; use 'spring'.")
+    _check_options(name, own, constructor)
     simulator = _construct(name, task, {**own, **({} if name == PREFIX + "fast" else {"backend": backend})})
     env = suites.from_simulator(name, simulator, length, fails_only=False, render=_renderer(name, simulator))
     return shared.wrap(env, POOL_SIZE)
@@ -89,8 +91,11 @@ def html(env: str, states: Sequence[PyTree], **options: Any) -> str:
     Raises:
       ValueError: as `make` does.
     """
+    suites.check_name(env, names(), "Brax")
     library = _import(env)
     task = library._envs[env.removeprefix(PREFIX)]
+    if env == PREFIX + "fast":
+        raise ValueError(f"{env} has no body to show; use another.")
     own = suites.split_options(env, options, ["episode_length", "backend", *_constructor_options(task)])[1]
     own.pop("episode_length", None)
     simulator = _construct(env, task, {"backend": "spring", **own})
@@ -105,10 +110,24 @@ def _import(name: str) -> Any:
         return import_simulator("brax.envs", name, "brax")
 
 
-def _constructor_options(task: Any) -> list[str]:
+def _constructor_options(task: Any) -> dict[str, Any]:
+    """Return what Brax's constructor takes, by name, and the defaults."""
     parameters = inspect.signature(task).parameters.values()
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    return [each.name for each in parameters if each.kind not in kinds and each.name != "backend"]
+    return {each.name: each.default for each in parameters if each.kind not in kinds and each.name != "backend"}
+
+
+def _check_options(name: str, options: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Raise ValueError for an option of another type than its default, which Brax would find out when it runs."""
+    for option, value in options.items():
+        default = defaults[option]
+        if not isinstance(default, tuple):
+            check_type(f"{name}: {option}", value, default)
+            continue
+        if not isinstance(value, tuple | list) or len(value) != len(default):
+            raise ValueError(f"{name}: {option}={value!r} must be {len(default)} numbers, as {default!r} is.")
+        for each, usual in zip(value, default, strict=True):
+            check_type(f"{name}: {option}", each, usual)
 
 
 def _construct(name: str, task: Callable[..., Any], options: dict[str, Any]) -> Any:

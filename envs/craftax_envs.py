@@ -24,7 +24,7 @@ import numpy as np
 from podium.env import Env, restart, transition
 from podium.envs import suites
 from podium.envs.simulators import import_simulator
-from podium.ranges import check_type
+from podium.ranges import check_type, check_value
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree, TimeStep
 
 PREFIX = "craftax/"
@@ -54,8 +54,8 @@ def make(name: str, **options: Any) -> Env:
     game = library.make_craftax_env_from_name(f"Craftax-{name.removeprefix(PREFIX)}-v1", auto_reset=False)
     fields = [field.name for field in dataclasses.fields(game.default_params) if field.name != "fractal_noise_angles"]
     shared, own = suites.split_options(name, options, fields)
-    if "max_timesteps" in own:
-        suites.check_limit("max_timesteps", own["max_timesteps"])
+    for option in {"max_timesteps", "day_length"} & set(own):
+        check_value(option, own[option], "counts", f"{getattr(game.default_params, option)} is usual")
     for option, value in own.items():
         check_type(f"{name}: {option}", value, getattr(game.default_params, option))
     params = game.default_params.replace(**own)

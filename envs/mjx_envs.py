@@ -17,6 +17,7 @@ environments together, which batches that are apart cannot share. "jax" runs eve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -89,8 +90,8 @@ def make(name: str, **options: Any) -> Env:
     own["impl"] = _check_impl(own.get("impl", "jax"))
     length = suites.check_limit("episode_length", own.pop("episode_length", 1000))
     for option in ("ctrl_dt", "sim_dt"):
-        if option in own and not (isinstance(own[option], float) and own[option] > 0):
-            raise ValueError(f"{option}={own[option]!r} must be a positive number of seconds.")
+        if option in own and not (isinstance(own[option], float) and 0 < own[option] < math.inf):
+            raise ValueError(f"{option}={own[option]!r} must be a finite number of seconds above 0.")
     mujoco_pictures.choose_opengl()
     library = import_simulator("mujoco_playground", name, "mjx")
     simulator = library.dm_control_suite.load(name.removeprefix(PREFIX), config_overrides=own)

@@ -18,7 +18,7 @@ import numpy as np
 
 from podium.env import Env, restart, traced_once, transition
 from podium.envs import wrappers
-from podium.ranges import did_you_mean, is_integer
+from podium.ranges import check_value, did_you_mean, is_integer
 from podium.types import Array, ArraySpec, EnvSpec, Key, PyTree, TimeStep
 
 
@@ -102,9 +102,8 @@ def split_options(name: str, options: Mapping[str, Any], own: Sequence[str]) -> 
 
 
 def check_limit(option: str, value: Any) -> int:
-    """Return a time limit; raises ValueError unless it is an integer of at least 1."""
-    if not is_integer(value, 1):
-        raise ValueError(f"{option}={value!r} must be an integer of 1 or more.")
+    """Return a time limit; raises ValueError unless it is an integer of at least 1, and an int32."""
+    check_value(option, value, "counts", "an episode has at least one step")
     return int(value)
 
 

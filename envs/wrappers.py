@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podium.env import Env, auto_reset, truncate
+from podium.env import Env, auto_reset, check_is_pure, truncate
 from podium.episodes import gained
 from podium.film import unstacked
 from podium.ranges import check_value, is_number
@@ -56,6 +56,7 @@ def _evaluation_too(wrapper: _Wrapper) -> _Wrapper:
 
     @functools.wraps(wrapper)
     def both(env: Env, *args: Any, **kwargs: Any) -> Env:
+        check_is_pure(env, wrapper.__name__)
         wrapped = wrapper(env, *args, **kwargs)
         played = None if env.evaluation is None else both(env.evaluation, *args, **kwargs)
         return wrapped._replace(evaluation=played)
@@ -357,6 +358,7 @@ def random_first_length(env: Env) -> Env:
     Raises:
       ValueError: for an environment without a time limit, or one that resets itself already.
     """
+    check_is_pure(env, "random_first_length")
     if env.spec.max_episode_steps is None:
         raise ValueError(
             f"random_first_length needs a time limit, and {env.spec.name} has none; put time_limit inside."

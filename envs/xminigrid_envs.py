@@ -20,6 +20,7 @@ import numpy as np
 from podium.env import Env, restart, transition
 from podium.envs import suites
 from podium.envs.simulators import import_simulator
+from podium.ranges import check_value
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree, TimeStep
 
 PREFIX = "xminigrid/"
@@ -50,6 +51,7 @@ _GRIDS = (
     "MiniGrid-UnlockPickUp",
 )
 _FIELDS = ("height", "width", "view_size", "max_steps")
+_LEAST = 3
 
 
 def names() -> list[str]:
@@ -78,7 +80,13 @@ def make(name: str, **options: Any) -> Env:
     suites.check_name(name, names(), "XLand-MiniGrid (of which podium has MiniGrid)")
     shared, own = suites.split_options(name, options, _FIELDS)
     for option, value in own.items():
-        suites.check_limit(option, value)
+        check_value(option, value, "counts", "leave it out for the grid's own")
+        if option in ("height", "width") and value < _LEAST:
+            raise ValueError(f"{option}={value} leaves no room between walls; use {_LEAST} or more.")
+    if own.get("view_size", 1) % 2 == 0:
+        raise ValueError(
+            f"view_size={own['view_size']} is even, but the agent sees as far left as right; use an odd one."
+        )
     library = import_simulator("xminigrid", name, "xminigrid")
     grid, params = library.make(name.removeprefix(PREFIX), **own)
     return shared.wrap(_adapt(name, grid, params), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -43,6 +44,14 @@ class Env(NamedTuple):
     def __repr__(self) -> str:
         """Return the environment in a line."""
         return f"Env({self.spec!r})"
+
+
+def check_is_pure(env: Any, who: str) -> None:
+    """Raise ValueError for what is no `Env`, such as the name of one."""
+    if not isinstance(env, Env):
+        raise ValueError(
+            f"{who} was given {reprlib.repr(env)}, which is no podium.env.Env; podium.envs.make makes one."
+        )
 
 
 def restart(obs: PyTree, info: dict[str, Any] | None = None, turn: Any = None) -> TimeStep:
@@ -97,6 +106,7 @@ def auto_reset(env: Env, pool_size: int | None = None, pool_seed: int = 0) -> En
     Raises:
       ValueError: for a `pool_size` that is no integer of 0 or more.
     """
+    check_is_pure(env, "auto_reset")
     pool_size = env.pool_size if pool_size is None else pool_size
     check_value("pool_size", pool_size, "naturals", "use 0 (fresh resets) or a positive number of states")
     if env.resets_itself:

@@ -178,11 +178,33 @@ def test_a_package_that_is_missing_is_a_sentence(name, monkeypatch):
         ("mjx/CartpoleSwingup", {"episode_length": 0}, "episode_length=0"),
         ("mjx/CartpoleSwingup", {"impl": "cuda"}, "impl='cuda' is none of jax, warp"),
         ("mjx/CartpoleSwingup", {"sim_dt": -1.0}, "sim_dt=-1.0"),
+        ("mjx/CartpoleSwingup", {"ctrl_dt": float("inf")}, "ctrl_dt=inf must be a finite number"),
+        ("xminigrid/MiniGrid-Empty-8x8", {"max_steps": 2**40}, "max_steps=1099511627776 must be at most"),
+        ("xminigrid/MiniGrid-Empty-8x8", {"height": 2}, "height=2 leaves no room between walls; use 3 or more"),
+        ("xminigrid/MiniGrid-Empty-8x8", {"view_size": 4}, "view_size=4 is even"),
         ("xminigrid/MiniGrid-Empty-8x8", {"max_steps": True}, "max_steps=True"),
         ("pgx/minatar-breakout", {"sticky_action_prob": 1}, r"sticky_action_prob=1 must be a number in \[0, 1\)"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_imported(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        envs.make(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("brax/ant", {"ctrl_cost_weight": "x"}, "ctrl_cost_weight='x' must be of type float, as 0.5 is"),
+        ("brax/ant", {"healthy_z_range": "a"}, "healthy_z_range='a' must be 2 numbers"),
+        ("brax/ant", {"healthy_z_range": (0.2, None)}, "healthy_z_range=None must be of type float"),
+        ("brax/ant", {"reset_noise_scale": float("nan")}, "reset_noise_scale=nan must be finite"),
+        ("brax/ant", {"terminate_when_unhealthy": 3}, "terminate_when_unhealthy=3 must be True or False"),
+        ("craftax/Classic-Symbolic", {"day_length": 0}, "day_length=0 must be an integer of 1 or more; 300 is usual"),
+        ("craftax/Classic-Symbolic", {"always_diamond": 1}, "always_diamond=1 must be True or False"),
+    ],
+)
+def test_options_of_a_package_are_of_its_defaults_types(name, options, message):
+    need(name.split("/")[0])
     with pytest.raises(ValueError, match=message):
         envs.make(name, **options)
 
