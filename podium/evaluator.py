@@ -49,13 +49,14 @@ class Evaluator:
         """Return the evaluation of `state`; nothing where `stop` says to end it, which only the CPU hears.
 
         Play is greedy. After the last iteration it is sampled too, as in training, from the same first states:
-        `eval_return_sampled`.
+        `eval_return_sampled`. Where its episodes may be longer than those before, `eval_return_cut` is what they gain
+        until these would be cut: what checkpoints are compared by.
         """
         params = self.actor(self._program.agent_state(state))
         params = jax.device_put(params, self._program.devices[0])
         key, most = jax.random.fold_in(self._key, update), self._schedule.max_eval_steps(update)
 
-        def play(greedy: bool) -> Any:
+        def play(greedy: bool, most: int = most) -> Any:
             if self._on_host:
                 return self._function(key, params, most, greedy, stop)
             return self._function(key, params, np.int32(most), np.bool_(greedy))
@@ -65,8 +66,10 @@ class Evaluator:
             return {}
         metrics = dict(played)
         if update == self._schedule.total:
-            sampled = play(greedy=False)
-            if sampled is None:
+            further = {"eval_return_sampled": play(greedy=False)}
+            if self._schedule.ends_longer:
+                further["eval_return_cut"] = play(True, self._schedule.evaluation.max_steps)
+            if None in further.values():
                 return {}
-            metrics["eval_return_sampled"] = sampled["eval_return"]
+            metrics |= {name: each["eval_return"] for name, each in further.items()}
         return to_python(metrics) | {"eval_episodes": self._schedule.evaluation.episodes, "eval_max_steps": most}

@@ -143,7 +143,8 @@ class Recorder:
         state = distributed.whole(state)
         if self._checkpoints is None:
             return
-        evaluated = self.rows[-1].get("eval_return") if self.rows and self.rows[-1]["updates"] == update else None
+        row = self.rows[-1] if self.rows and self.rows[-1]["updates"] == update else {}
+        evaluated = row.get("eval_return_cut", row.get("eval_return"))
         meta = {
             "update": update,
             "wall_seconds": self._wall_seconds(),

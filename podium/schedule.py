@@ -66,6 +66,11 @@ class Schedule:
         """Return how often what is done every `every` iterations is due."""
         return _times(self.total, every)
 
+    @property
+    def ends_longer(self) -> bool:
+        """Whether the last evaluation's episodes may be longer than those of evaluations before it."""
+        return self.evaluation.last_max_steps != self.evaluation.max_steps and self.times(self.evaluate) > 1
+
     def max_eval_steps(self, update: int) -> int:
         """Return after how many steps the evaluation after iteration `update` cuts an episode."""
         return self.evaluation.last_max_steps if update == self.total else self.evaluation.max_steps
@@ -73,18 +78,18 @@ class Schedule:
     def evaluations_in_words(self) -> str:
         r"""Say how many evaluations there are, and what they cost at most beside training.
 
-        The last is played greedily and sampled.
+        The last is played greedily and sampled, and once more cut as those before are, where these are shorter.
 
         >>> schedule = Schedule(100, 1, 10, 10, 10_000, EvaluationPlan(16, 1_000, 2_000, 27_000))
         >>> print(schedule.evaluations_in_words().replace(": ", ":\n"))
         10 of 16 episodes, at most 1,000 steps each (2,000 in the last) of 27,000, the last also sampled:
-        up to 208,000 steps beside 1,000,000 of training
+        up to 224,000 steps beside 1,000,000 of training
         """
         plan, times = self.evaluation, self.times(self.evaluate)
         most = plan.max_steps if times > 1 else plan.last_max_steps
         last = f" ({plan.last_max_steps:,} in the last)" if plan.last_max_steps != most else ""
         allowed = f" of {plan.limit:,}" if most < plan.limit else ""
-        cost = plan.episodes * ((times - 1) * plan.max_steps + 2 * plan.last_max_steps)
+        cost = plan.episodes * ((times - 1 + self.ends_longer) * plan.max_steps + 2 * plan.last_max_steps)
         sampled = "the last also" if times > 1 else "greedy and"
         return (
             f"{times} of {plan.episodes} episodes, at most {most:,} steps each{last}{allowed}, {sampled} sampled: "

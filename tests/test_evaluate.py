@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import podium
 from podium import envs
 from podium.agent import ActOutput
 from podium.agents import ppo
+from podium.checkpoint import Checkpoints
 from podium.commands import replay
 from podium.env import Env, restart, transition
 from podium.evaluate import Policy, make_evaluator, make_host_evaluator
@@ -273,6 +275,25 @@ def test_a_run_reports_what_it_cut() -> None:
     for row in (*result.metrics, result.summary):
         assert (row["eval_unfinished"], row["eval_length"], row["eval_max_steps"], row["eval_episodes"]) == (1, 3, 3, 4)
     assert cut_in_words(result.summary) == "of which 100% were cut at 3 steps"
+
+
+def test_checkpoints_are_compared_by_evaluations_that_were_cut_alike(tmp_path: Path) -> None:
+    """An endless game pays 1 a step, so a longer evaluation pays more: the last, as whose state is no better."""
+    obs = jnp.zeros(1)
+    game = Env(
+        EnvSpec("endless", ArraySpec((1,)), DiscreteSpec(2), ATARI),
+        lambda key: (jnp.zeros(()), restart(obs)),
+        lambda key, state, action: (state, transition(obs, 1.0, False)),
+    )
+    sizes: dict[str, Any] = {"num_envs": 100, "rollout_length": 10, "num_steps": 100_000, "placement": podium.Anakin(1)}
+    agent = ppo.make(ppo.Config(hidden_sizes=(8,), num_epochs=1, num_minibatches=1))
+    result = podium.train(agent, game, run_dir=tmp_path / "run", keep_checkpoints=100, progress=False, **sizes)
+    evaluated = [row["eval_return"] for row in result.metrics if "eval_return" in row]
+    assert evaluated == [1_250] * 4 + [2_000] and result.summary["eval_return_cut"] == 1_250
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
+    merits = [checkpoints.meta(step)["eval_return"] for step in checkpoints.steps()]
+    assert [merit for merit in merits if merit is not None] == [1_250] * 5
+    assert "(2,000 in the last) of 27,000" in plan(100_000, ATARI).evaluations_in_words()
 
 
 def test_a_run_ends_with_greedy_and_with_sampled_play() -> None:
