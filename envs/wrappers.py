@@ -227,7 +227,8 @@ def action_repeat(env: Env, num_repeats: int) -> Env:
     """Take every action `num_repeats` times, or until the episode ends; the rewards are summed.
 
     `info` is that of the last of these steps, but for `info["raw_reward"]`, which is summed too. `valid` is that of the
-    first: an agent that dies in between has acted, and what it got until then counts.
+    first: an agent that dies in between has acted, and its reward is what it got until then. Returns count all that was
+    paid, as they do without, so the raw reward is told where agents may die.
 
     Args:
       env: any `Env`. Where it cuts episodes itself (`time_limit` inside), its limit counts the steps inside;
@@ -244,21 +245,32 @@ def action_repeat(env: Env, num_repeats: int) -> Env:
     limit = env.spec.max_episode_steps
     spec = dataclasses.replace(unstacked(env.spec), max_episode_steps=limit and -(-limit // num_repeats))
 
+    def told(timestep: TimeStep) -> TimeStep:
+        several = timestep.valid is not None and timestep.valid.ndim
+        if not several or "raw_reward" in timestep.info:
+            return timestep
+        return _add_info(timestep, raw_reward=timestep.reward)
+
+    def reset(key: Key) -> tuple[PyTree, TimeStep]:
+        state, timestep = env.reset(key)
+        return state, told(timestep)
+
     def step(key: Key, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
         def again(before: tuple[PyTree, TimeStep], key: Key) -> tuple[tuple[PyTree, TimeStep], None]:
             old_state, old = before
             new_state, new = env.step(key, old_state, action)
-            counts = True if new.valid is None else new.valid
-            more = lambda reward: jnp.where(counts, reward, 0.0)
-            new = new._replace(reward=old.reward + more(new.reward), valid=old.valid)
+            new = told(new)
+            gained = new.reward if new.valid is None else jnp.where(new.valid, new.reward, 0.0)
+            new = new._replace(reward=old.reward + gained, valid=old.valid)
             if "raw_reward" in new.info:
-                new = _add_info(new, raw_reward=old.info["raw_reward"] + more(new.info["raw_reward"]))
+                new = _add_info(new, raw_reward=old.info["raw_reward"] + new.info["raw_reward"])
             return _where(old.last, (old_state, old), (new_state, new)), None
 
         keys = jax.random.split(key, num_repeats)
-        return jax.lax.scan(again, env.step(keys[0], state, action), keys[1:])[0]
+        state, timestep = env.step(keys[0], state, action)
+        return jax.lax.scan(again, (state, told(timestep)), keys[1:])[0]
 
-    return env._replace(spec=spec, step=step)
+    return env._replace(spec=spec, reset=reset, step=step)
 
 
 @_evaluation_too

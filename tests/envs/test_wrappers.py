@@ -16,6 +16,7 @@ from podium.agents import ppo
 from podium.env import Env, auto_reset, reset_key, restart, transition
 from podium.envs import native, wrappers
 from podium.host import on_host
+from podium.multi import returns_of
 from podium.placement.anakin import Anakin
 from podium.placement.sebulba import Sebulba
 from podium.types import ArraySpec, DiscreteSpec, EnvSpec, is_spec
@@ -319,24 +320,24 @@ def test_who_dies_between_repeats_has_acted_and_is_told_what_it_cost():
             made = transition(jnp.full((2, 1), time, jnp.float32), reward, time + 1 >= 6)
             return time + 1, made._replace(valid=alive)
 
-        return Env(EnvSpec("team", ArraySpec((2, 1)), DiscreteSpec(2, (2,)), num_agents=2), reset, step)
+        return Env(EnvSpec("team", ArraySpec((2, 1)), DiscreteSpec(2, shape=(2,)), num_agents=2), reset, step)
 
-    for dies, valid, paid in [
+    for dies, valid, reward in [
         (1, [1, 0, 0], [-5]),
         (2, [1, 0, 0], [-4]),
         (3, [1, 1, 0], [2, -5]),
         (9, [1] * 3, [2] * 3),
     ]:
-        _, steps = play(wrappers.sign_reward(wrappers.action_repeat(team(dies), 2)), 3, lambda t: [0, 0])
-        assert steps.valid.tolist() == [[bool(v), True] for v in valid]
-        assert steps.info["raw_reward"][: len(paid), 0].tolist() == paid
-        assert steps.info["raw_reward"][:, 1].tolist() == [2, 2, 2] and steps.terminated.tolist() == [
-            False,
-            False,
-            True,
-        ]
-        _, steps = play(wrappers.action_repeat(wrappers.sign_reward(team(dies)), 2), 3, lambda t: [0, 0])
-        assert steps.info["raw_reward"][: len(paid), 0].tolist() == paid
+        _, plain = play(team(dies), 6, lambda t: [0, 0])
+        everything = plain.reward.reshape(3, 2, 2).sum(1)
+        for env in (team(dies), returns_of(team(dies), [0]), wrappers.scale_reward(team(dies), 1.0)):
+            _, steps = play(wrappers.action_repeat(env, 2), 3, lambda t: [0, 0])
+            assert steps.valid.tolist() == [[bool(v), True] for v in valid]
+            assert steps.reward[: len(reward), 0].tolist() == reward and steps.reward[:, 1].tolist() == [2, 2, 2]
+            raw = steps.info["raw_reward"]
+            assert raw.tolist() == everything[:, : raw.shape[1]].tolist()
+            assert steps.terminated.tolist() == [False, False, True]
+        testing.check_env(wrappers.action_repeat(team(dies), 2), num_steps=8)
 
 
 @pytest.mark.parametrize("continuous", [False, True])
