@@ -89,15 +89,17 @@ def html(env: str, states: Sequence[PyTree], **options: Any) -> str:
       **options: that the environment was made with.
 
     Raises:
-      ValueError: as `make` does.
+      ValueError: as `make` does, and for `brax/fast`, which has no body.
     """
     suites.check_name(env, names(), "Brax")
     library = _import(env)
     task = library._envs[env.removeprefix(PREFIX)]
     if env == PREFIX + "fast":
         raise ValueError(f"{env} has no body to show; use another.")
-    own = suites.split_options(env, options, ["episode_length", "backend", *_constructor_options(task)])[1]
+    constructor = _constructor_options(task)
+    own = suites.split_options(env, options, ["episode_length", "backend", *constructor])[1]
     own.pop("episode_length", None)
+    _check_options(env, {name: value for name, value in own.items() if name != "backend"}, constructor)
     simulator = _construct(env, task, {"backend": "spring", **own})
     render = import_simulator("brax.io.html", env, "brax").render
     return str(render(simulator.sys, [suites.innermost(state).pipeline_state for state in states]))

@@ -119,7 +119,7 @@ def check_fields(
 ) -> None:
     """Refuse a config with a field out of range; None passes where it is the field's default.
 
-    Fields whose default is True or False must be one of the two, and those whose default is a string must be strings.
+    Fields whose default is True or False must be one of the two, and those that are annotated as strings be strings.
 
     Numbers may be traced, so that one program has settings as its data; their ranges are for the caller to check then.
 
@@ -155,7 +155,7 @@ def check_fields(
                 check_value(name, value, rule, remedy)
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if isinstance(field.default, str) and not isinstance(value, str):
+        if field.type in ("str", str) and not isinstance(value, str):
             raise ValueError(f"{field.name}={reprlib.repr(value)} must be a string; {field.default!r} is usual.")
 
 
@@ -167,8 +167,9 @@ def check_config(config: Any, kind: type) -> None:
     ValueError: config={'gamma': 0.9} is no podium.ranges._Rule; make one of fields by name.
     """
     if not isinstance(config, kind):
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        raise ValueError(f"config={reprlib.repr(config)} is no {name}; make one of fields by name.")
+        full = lambda kind: f"{kind.__module__}.{kind.__qualname__}"
+        given = f"a {full(type(config))}" if dataclasses.is_dataclass(config) else reprlib.repr(config)
+        raise ValueError(f"config={given} is no {full(kind)}; make one of fields by name.")
 
 
 def check_atoms(config: Any, low: str, high: str, number: str) -> None:
@@ -223,7 +224,8 @@ def check_value(name: str, value: Any, rule: str, remedy: str) -> None:
     elif value > must.most:
         raise ValueError(f"{name}={value!r} must be at most {must.why}; use less.")
     elif value < must.least:
-        raise ValueError(f"{name}={value!r} must be at least {must.least:.2g}, for float32 has 0 below; {remedy}.")
+        what = f"at least {must.least:.2g}, for programs take what is below for 0"
+        raise ValueError(f"{name}={value!r} must be {what}; {remedy}.")
 
 
 def check_type(name: str, value: Any, default: Any) -> None:

@@ -144,7 +144,7 @@ class Recorder:
         if self._checkpoints is None:
             return
         row = self.rows[-1] if self.rows and self.rows[-1]["updates"] == update else {}
-        evaluated = row.get("eval_return_cut", row.get("eval_return"))
+        evaluated = row.get("eval_return_cut", row.get("eval_return"))  # Cut alike, so that steps can be compared.
         meta = {
             "update": update,
             "wall_seconds": self._wall_seconds(),

@@ -265,10 +265,10 @@ def own_moves(trajectory: Trajectory, seat: Array, alone: Array) -> Trajectory:
 
     As in `podium.games.versus` a step is a move and all that the other plays then: its reward is what was gained by
     both, it ends where either ended the game, and what it leads to is the next observation of who learns. So values are
-    only ever of what that one sees, and their sign never turns, but where a time limit cuts a game as the other is to
-    move. The moves of an environment come first, in their order; the rows behind them are not valid. A move whose reply
-    lies behind the rollout is left out, and the one before it cut, to be bootstrapped from what was seen there. Where
-    the policy plays itself all stays as it was, signs of turns and all.
+    only ever of what that one sees, and their sign turns only where a time limit cuts a game as the other is to move.
+    The moves of an environment come first, in their order; the rows behind them are not valid. A move whose reply lies
+    behind the rollout is left out, and the one before it cut, to be bootstrapped from what was seen there. Where the
+    policy plays itself all stays as it was, signs of turns and all.
 
     Args:
       trajectory: [T, B, ...], with `Extras` and `Carry`.

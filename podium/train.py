@@ -132,7 +132,6 @@ def train(
     check_is_placement(placement)
     check_engines(placement)
     check_sinks(sinks)
-    _check_learns(agent, env, placement, num_steps)
     if rollout_length is None:
         rollout_length = usual_length(placement, agent, env)
     schedule = make_schedule(
@@ -146,6 +145,7 @@ def train(
         longest_episode=longest_evaluated(env),
         on_host=isinstance(env, HostEnvFactory),
     )
+    _check_learns(agent, env, placement, schedule)
     resumed = _find_folder(run_dir, resume)
     # No two stops lie further apart than the beginning and the first.
     longest_chunk = min(schedule.next_stop(0), Pace.LONGEST)
@@ -219,15 +219,18 @@ def _discarding(folder: RunFolder) -> Iterator[None]:
         raise
 
 
-def _check_learns(agent: Agent, env: Env | HostEnvFactory, placement: Placement, num_steps: int) -> None:
-    """Raise ValueError for a run that ends before an agent with a replay begins to learn."""
+def _check_learns(agent: Agent, env: Env | HostEnvFactory, placement: Placement, schedule: Schedule) -> None:
+    """Raise ValueError for a run whose steps, all of them, are less than a replay must hold before anything is learnt.
+
+    (Where each of several workers has a replay of its own, it may end before that all the same.)
+    """
     if agent.replay is None or placement.whole_episodes:  # What evolves learns nothing else.
         return
-    least, number = getattr(agent.config, "min_replay_size", 0), env.spec.num_agents or 1
-    if least > num_steps * number:
+    least, steps = getattr(agent.config, "min_replay_size", 0), schedule.total * schedule.steps_per_update
+    if least > steps * (env.spec.num_agents or 1):
         raise ValueError(
-            f"num_steps={num_steps} end before learning begins, at min_replay_size={least}; use more steps than that, "
-            "or a smaller min_replay_size."
+            f"num_steps, {steps} in whole iterations, end before learning begins, at min_replay_size={least}; use "
+            "more, or a smaller min_replay_size."
         )
 
 

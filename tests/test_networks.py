@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from alike import assert_close
 from flax import nnx
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from podium import networks
 from podium.agent import Agent
@@ -501,6 +502,24 @@ def test_what_one_player_saw_moves_nothing_of_the_other() -> None:
 
     moved = jnp.abs(jax.grad(values_of_second)(obs.view)).sum(-1)
     assert not moved[obs.player == 0].any() and (moved[obs.player == 1] > 0).all()
+
+
+def test_memories_of_players_stay_where_a_mesh_has_their_environment() -> None:
+    """What crosses between devices is one sum of gradients, as without players; acting sends nothing."""
+    network, (spec, obs, first) = networks.by_players(BY_PLAYERS["gru"]()), players_and_firsts()
+    params, memory = network.init(jax.random.key(0), spec), networks.fresh_memory(network, spec.obs, B)
+    mesh = jax.make_mesh((4,), ("env",), axis_types=(AxisType.Auto,))
+    rows, envs, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((None, "env"), ("env",), ()))
+
+    def sent(function: Any) -> list[str]:
+        compiled = jax.jit(function, in_shardings=(whole, envs, rows, rows)).lower(params, memory, obs, first).compile()
+        names = "all-gather|all-reduce|all-to-all|collective-permute"
+        return re.findall(rf" ({names})(?:-start)?\(", compiled.as_text())
+
+    with batch_over(mesh):
+        squares = lambda *inputs: jnp.mean(jnp.square(network.unroll(*inputs).value))
+        assert sent(jax.grad(squares)) == ["all-reduce"]
+        assert sent(functools.partial(networks.remember, network)) == []
 
 
 def test_memory_is_one_where_nobody_takes_turns() -> None:

@@ -31,9 +31,15 @@ class VersusState(NamedTuple):
 
 
 class _Round(NamedTuple):
+    """What is played until the player moves again; `plies`, of the opponent, and how many of them `behind` a cut."""
+
     state: VersusState
     timestep: TimeStep
     plies: Array
+    behind: Array
+
+
+_MOST_BEHIND = 8  # A simulator that lost its numbers stands still.
 
 
 def versus(env: Env, policy: Any, greedy: bool = True) -> Env:
@@ -67,18 +73,18 @@ def versus(env: Env, policy: Any, greedy: bool = True) -> Env:
         batch = jax.tree.map(lambda x: x[None], obs)
         action, memory = opponent.act(act_key[None], state.memory, batch, ~state.met[None])
         env_state, timestep = env.step(step_key, state.env, jnp.asarray(action)[0])
-        return _Round(
-            VersusState(env_state, state.seat, memory, jnp.ones((), bool)), timestep, round.plies + 1
-        ), timestep
+        state = VersusState(env_state, state.seat, memory, jnp.ones((), bool))
+        return _Round(state, timestep, round.plies + 1, round.behind + round.timestep.truncated), timestep
 
     def waits(round: _Round) -> Array:
-        return ~round.timestep.terminated & (round.timestep.next_obs.player != round.state.seat)
+        ended = round.timestep.terminated | (round.behind >= _MOST_BEHIND)
+        return ~ended & (round.timestep.next_obs.player != round.state.seat)
 
     def reset(key: Key) -> tuple[VersusState, TimeStep]:
         env_key, seat_key, play_key = jax.random.split(key, 3)
         env_state, timestep = env.reset(env_key)
         seat = jax.random.randint(seat_key, (), 0, 2, jnp.int32)
-        state = VersusState(env_state, seat, opponent.carry(1), jnp.zeros((), bool))
+        state, none = VersusState(env_state, seat, opponent.carry(1), jnp.zeros((), bool)), jnp.zeros((), jnp.int32)
 
         def play(round: _Round) -> _Round:
             after, played = opponent_ply(play_key, round)
@@ -86,7 +92,7 @@ def versus(env: Env, policy: Any, greedy: bool = True) -> Env:
             instead = round._replace(state=round.state._replace(seat=round.timestep.obs.player.astype(jnp.int32)))
             return jax.tree.map(lambda a, b: jnp.where(played.last, a, b), instead, after)
 
-        round = jax.lax.while_loop(waits, play, _Round(state, timestep, jnp.zeros((), jnp.int32)))
+        round = jax.lax.while_loop(waits, play, _Round(state, timestep, none, none))
         return round.state, round.timestep._replace(turn=None)
 
     def step(key: Key, state: VersusState, action: Array) -> tuple[VersusState, TimeStep]:
@@ -97,7 +103,8 @@ def versus(env: Env, policy: Any, greedy: bool = True) -> Env:
             after, played = opponent_ply(play_key, round)
             return after._replace(timestep=_followed(round.timestep, played))
 
-        begin = _Round(state._replace(env=env_state), timestep, jnp.zeros((), jnp.int32))
+        none = jnp.zeros((), jnp.int32)
+        begin = _Round(state._replace(env=env_state), timestep, none, none)
         round = jax.lax.while_loop(waits, play, begin)
         return round.state, round.timestep._replace(turn=None)
 
@@ -112,8 +119,8 @@ def _followed(before: TimeStep, played: TimeStep) -> TimeStep:
     info = played.info
     if "raw_reward" in info:
         info = {**info, "raw_reward": before.info["raw_reward"] - played.info["raw_reward"]}
-    if "episode_end" in info:
-        info = {**info, "episode_end": before.info["episode_end"] | played.info["episode_end"]}
+    for name in {"episode_end", "nonfinite"} & set(info):
+        info = {**info, name: before.info[name] | played.info[name]}
     return played._replace(
         reward=before.reward - played.reward, truncated=before.truncated | played.truncated, info=info
     )

@@ -65,9 +65,10 @@ def _checked_init(network: Network, name: str, wanted: Wanted, key: Key, spec: E
     try:
         output = jax.eval_shape(give, params)
     except Exception as error:
+        line = str(error).strip().split("\n")[0]
         raise ValueError(
             f"{name} cannot be applied to {ROWS} observations of {spec.name}{' and actions' * wanted.with_action} "
-            f"({type(error).__name__}: {str(error).strip().splitlines()[0]}), but must give {wanted.words}."
+            f"({type(error).__name__}: {line}), but must give {wanted.words}."
         ) from error
     if not wanted.fits(output, spec):
         raise ValueError(

@@ -43,28 +43,35 @@ def by_players(network: Network) -> Network:
     def apply(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[Any, PyTree]:
         if not isinstance(memory, OfPlayers):
             return network.apply(params, memory, obs, first)
-        rows, player = jnp.arange(first.shape[0]), obs.player
-        begun = jax.tree.map(
-            lambda old, new: jnp.where(first.reshape(-1, *[1] * (old.ndim - 1)), new, old),
-            memory,
-            fresh_memory(network, obs, first.shape[0]),
-        )
-        own = jax.tree.map(lambda m: m[rows, player], begun.each)
+        second = obs.player != 0
+
+        def choose(where: Array, yes: Array, no: Array) -> Array:
+            return jnp.where(where.reshape(-1, *[1] * (yes.ndim - 1)), yes, no)
+
+        fresh = fresh_memory(network, obs, first.shape[0])
+        begun = jax.tree.map(lambda old, new: choose(first, new, old), memory, fresh)
+        own = jax.tree.map(lambda m: choose(second, m[:, 1], m[:, 0]), begun.each)
         output, own = network.apply(params, own, obs, first)
-        return output, OfPlayers(jax.tree.map(lambda m, new: m.at[rows, player].set(new), begun.each, own))
+
+        def keep(m: Array, new: Array) -> Array:
+            return jnp.stack([choose(second, m[:, 0], new), choose(second, new, m[:, 1])], axis=1)
+
+        return output, OfPlayers(jax.tree.map(keep, begun.each, own))
 
     def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> Any:
         if not isinstance(memory, OfPlayers):
             return network.unroll(params, memory, obs, first)
-        # Both players side by side, [T, 2 * B]: the moves of each come first, and what is behind them nobody asks for.
-        twice = lambda x: jnp.concatenate([x, x], axis=1)
-        moves = jnp.concatenate([obs.player == 0, obs.player != 0], axis=1)
+        # Both players next to each other, [T, B * 2], so that an environment stays where a mesh has it. The moves of
+        # each come first, and what is behind them nobody asks for.
+        second = obs.player != 0
+        moves = jnp.stack([~second, second], axis=2).reshape(first.shape[0], -1)
         order = jnp.argsort(~moves, axis=0, stable=True)
+        twice = lambda x: jnp.repeat(x, 2, axis=1)
         # A player's episode begins where any has since it last moved, or since the rollout began.
         episode = jnp.take_along_axis(twice(jnp.cumsum(first, axis=0)), order, axis=0)
         output = network.unroll(
             params,
-            jax.tree.map(lambda m: jnp.concatenate([m[:, 0], m[:, 1]]), memory.each),
+            jax.tree.map(lambda m: m.reshape(-1, *m.shape[2:]), memory.each),
             jax.tree.map(lambda x: _pick(twice(x), order), obs),
             jnp.diff(episode, axis=0, prepend=0) != 0,
         )
@@ -73,8 +80,8 @@ def by_players(network: Network) -> Network:
         def joined(x: Array) -> Array:
             if x.shape[:2] != moves.shape:  # Not of rows: bounds, a deviation of all.
                 return x
-            ours, others = jnp.split(_pick(x, place), 2, axis=1)
-            return jnp.where((obs.player == 0).reshape(*first.shape, *[1] * (x.ndim - 2)), ours, others)
+            each = _pick(x, place).reshape(*first.shape, 2, *x.shape[2:])
+            return jnp.where(second.reshape(*first.shape, *[1] * (x.ndim - 2)), each[:, :, 1], each[:, :, 0])
 
         return jax.tree.map(joined, output)
 

@@ -19,13 +19,14 @@ from podium.placement.contract import Program
 from podium.ranges import check_positive
 from podium.rollout import begin, rollout
 from podium.testing.probes import probe_continuous, probe_termination, probe_truncation
-from podium.types import Array, DiscreteSpec, Key, PyTree, Trajectory
+from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree, Seen, Trajectory, is_spec
 
 _TOLERANCE = 1e-4
 _MOST_ADDS = 10_000
 
-# These programs run once, so compiling them is the cost: this takes a third off it.
 _DRAWS = 8  # Of a replay: one may have no row of those that are asked about.
+
+# These programs run once, so compiling them is the cost: this takes a third off it.
 _COMPILER_OPTIONS = {"xla_backend_optimization_level": 0}
 
 
@@ -85,6 +86,25 @@ def _is_same(before: PyTree, after: PyTree) -> bool:
     bits = lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
     pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
     return all(np.array_equal(bits(x), bits(y), equal_nan=False) for x, y in pairs)
+
+
+def _disturbed(spec: EnvSpec, obs: PyTree, where: Array) -> PyTree:
+    """Return observations [T, B, ...] of which those `where` [T, B] show something else, as the spec has it."""
+
+    def other(spec: ArraySpec | DiscreteSpec, x: Array) -> Array:
+        if isinstance(spec, DiscreteSpec):
+            return (x + 1) % spec.num_values
+        if x.dtype == bool:
+            return ~x
+        return jnp.where(x + 1 > spec.high, x - jnp.ones((), x.dtype), x + jnp.ones((), x.dtype))
+
+    def disturb(spec: ArraySpec | DiscreteSpec, x: Array) -> Array:
+        return jnp.where(where.reshape(*where.shape, *[1] * (x.ndim - 2)), other(spec, x).astype(x.dtype), x)
+
+    change = lambda spec, obs: jax.tree.map(disturb, spec, obs, is_leaf=is_spec)
+    if isinstance(obs, Seen):  # What is legal, and whose turn it is, stays.
+        return obs._replace(view=change(spec.obs.view, obs.view))
+    return change(spec.obs, obs)
 
 
 class _Check:
@@ -312,11 +332,7 @@ class _Check:
         )
 
         def beside(where: Array, draws: int) -> tuple[PyTree, PyTree]:
-            def disturb(x: Any) -> Any:
-                mask = where.reshape(where.shape + (1,) * (x.ndim - 2))
-                return jnp.where(mask, ~x if x.dtype == bool else x + jnp.ones((), x.dtype), x)
-
-            other = trajectory._replace(next_obs=jax.tree.map(disturb, trajectory.next_obs))
+            other = trajectory._replace(next_obs=_disturbed(self.env.spec, trajectory.next_obs, where))
             return gradient(state, trajectory, draws), gradient(state, other, draws)
 
         self._check_same(
@@ -327,7 +343,9 @@ class _Check:
         if not bool(truncated.any()):
             return
         sees = lambda where: any(not _is_same(*beside(where, draws)) for draws in range(_DRAWS))
-        if sees(~trajectory.last) and not sees(truncated):
+        as_terminated = trajectory._replace(terminated=trajectory.last, truncated=jnp.zeros_like(truncated))
+        same = (_is_same(gradient(state, trajectory, i), gradient(state, as_terminated, i)) for i in range(_DRAWS))
+        if sees(~trajectory.last) and not sees(truncated) and all(same):
             raise self._broken(
                 "the gradient depends on the observations that other steps reach, and not on that of a truncated one.",
                 "Truncation is not termination: bootstrap from the true last observation, Trajectory.next_obs.",

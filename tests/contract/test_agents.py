@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 import podium
 from podium import continuous, multi, networks, testing
 from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo, sac, td3
+from podium.env import Env, restart, transition
 from podium.ops.histogram import Histogram
-from podium.types import DiscreteSpec
+from podium.types import ArraySpec, DiscreteSpec, EnvSpec
 
 CONTINUOUS: dict[str, Any] = {"batch_size": 16, "buffer_capacity": 512, "min_replay_size": 64, "hidden_sizes": (16,)}
 WINDOWS: dict[str, Any] = {"sequence_length": 6, "burn_in": 2, "sequence_period": 2, "num_actors": 8, "memory_size": 8}
@@ -236,6 +238,38 @@ def test_truncation_taken_for_termination_is_refused(made) -> None:
     probe = testing.probe_truncation(continuous=agent.name == "td3")
     with pytest.raises(testing.ContractError, match="not on that of a truncated one. Truncation is not termination"):
         testing.check_agent(agent._replace(plan=plan), probe)
+
+
+def test_rows_that_an_agent_leaves_out_where_an_episode_was_cut_are_no_terminations() -> None:
+    agent = td3.make(td3.Config(hidden_sizes=(4,), batch_size=16, buffer_capacity=512, min_replay_size=64))
+
+    def plan(key, state, trajectory):
+        return agent.plan(key, state, trajectory._replace(valid=~(trajectory.truncated & ~trajectory.terminated)))
+
+    testing.check_agent(agent._replace(plan=plan), testing.probe_truncation(continuous=True))
+
+
+def test_what_is_no_observation_is_shown_to_no_agent() -> None:
+    """An embedding gives NaN for an index that there is not."""
+    network = networks.actor_critic((4,))
+
+    def embedded(obs):
+        return jnp.take(jnp.eye(4), obs, axis=0)
+
+    boxed = lambda spec: dataclasses.replace(spec, obs=ArraySpec((4,)))
+    seeing = network._replace(
+        init=lambda key, spec: network.init(key, boxed(spec)),
+        apply=lambda params, memory, obs, first: network.apply(params, memory, embedded(obs), first),
+        unroll=lambda params, memory, obs, first: network.unroll(params, memory, embedded(obs), first),
+    )
+    agent = ppo.make(ppo.Config(num_minibatches=1, num_epochs=1), seeing)
+    spec = EnvSpec("line", DiscreteSpec(4), DiscreteSpec(2), 3)
+    line = Env(
+        spec,
+        lambda key: (jnp.int32(0), restart(jnp.int32(0))),
+        lambda key, state, action: (state + 1, transition(state + 1, 1.0, state >= 2)),
+    )
+    testing.check_agent(agent, line)
 
 
 def test_what_an_agent_refuses_is_said_as_it_says_it() -> None:

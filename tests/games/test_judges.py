@@ -16,7 +16,7 @@ from everywhere import stacked_game
 from podium import envs, games, testing
 from podium.agent import ActOutput, Agent
 from podium.env import auto_reset
-from podium.envs.wrappers import scale_reward, time_limit
+from podium.envs.wrappers import scale_reward, time_limit, truncate_nonfinite
 from podium.episodes import gained
 from podium.evaluate import Policy, evaluate
 
@@ -158,6 +158,19 @@ def test_a_game_that_versus_cuts_is_seen_by_who_learns():
     cut = np.asarray(last.truncated & ~last.terminated)
     assert cut.sum() > 30 and set(np.asarray(state.seat)[cut].tolist()) == {0, 1}
     np.testing.assert_array_equal(np.asarray(last.next_obs.player)[cut], np.asarray(state.seat)[cut])
+
+
+def test_versus_ends_where_the_game_stands_still():
+    """A simulator that lost its numbers shows the same again and again, and never the player's turn."""
+
+    def step(key, state, action):
+        state, timestep = TIC_TAC_TOE.step(key, state, action)
+        lost = jnp.sum(timestep.next_obs.view) >= 2
+        return state, timestep._replace(reward=jnp.where(lost, jnp.nan, timestep.reward))
+
+    env = games.versus(truncate_nonfinite(TIC_TAC_TOE._replace(step=step)), games.uniform)
+    _, last, paid, _ = play_versus(env, 32)
+    assert last.truncated.all() and last.info["nonfinite"].all() and not last.terminated.any() and not paid.any()
 
 
 def test_versus_promises_no_stacks_of_frames():

@@ -20,6 +20,7 @@ from podium.env import auto_reset
 from podium.learn import learn
 from podium.placement import PLACEMENTS
 from podium.placement.contract import Asked, RunState, Sizes
+from podium.placement.remote.engine import Threads
 from podium.report import NEVER, Report, Role, device_name
 from podium.rollout import begin, rollout
 from podium.testing import check_metrics
@@ -219,3 +220,11 @@ def test_the_nearest_name_is_named(name: str, words: str) -> None:
         with pytest.raises(ValueError) as refused:
             ask(name)
         assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "placement", [podium.Sebulba, podium.CentralInference, podium.ParameterServer, podium.DistributedActors]
+)
+def test_an_engine_of_ones_own_is_taken_beside_the_names_there_are(placement: Any) -> None:
+    engine = Threads()
+    assert placement(engine=engine).engine is engine
