@@ -224,8 +224,8 @@ def check_value(name: str, value: Any, rule: str, remedy: str) -> None:
     elif value > must.most:
         raise ValueError(f"{name}={value!r} must be at most {must.why}; use less.")
     elif value < must.least:
-        what = f"at least {must.least:.2g}, for programs take what is below for 0"
-        raise ValueError(f"{name}={value!r} must be {what}; {remedy}.")
+        least = f"at least {must.least:.3g}, float32's smallest normal number: less may be 0 in a program"
+        raise ValueError(f"{name}={value!r} must be {least}; {remedy}.")
 
 
 def check_type(name: str, value: Any, default: Any) -> None:

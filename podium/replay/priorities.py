@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from podium.ops import sum_tree
-from podium.ranges import check_value, is_traced
+from podium.ranges import check_value
 from podium.types import Array
 
 
@@ -93,9 +93,3 @@ def check_exponents(
     check_value("importance_exponent", importance_exponent, "fractions", "0.4 is usual")
     check_value("annealing_updates", annealing_updates, "naturals", "use 0 for none")
     check_value("smallest_priority", smallest_priority, "positive", "1e-6 is usual")
-    least = float(jnp.finfo(jnp.float32).tiny)
-    if not is_traced(smallest_priority) and smallest_priority < least:
-        raise ValueError(
-            f"smallest_priority={smallest_priority!r} must be at least {least:.3g}, float32's smallest normal number; "
-            "less may be 0 there, and never drawn; 1e-6 is usual."
-        )
