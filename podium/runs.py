@@ -24,7 +24,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +247,27 @@ def default_run_dir(name: str) -> Path:
     while candidate.exists():
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
     return candidate
+
+
+@contextlib.contextmanager
+def new_run_dir(name: str) -> Iterator[Path]:
+    """Make `default_run_dir`, empty, so that no other process takes it; it is removed if nothing was written."""
+    while True:
+        path = default_run_dir(name)
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue  # Of a process that began in the same second.
+        except OSError:  # Whoever writes there says why it cannot be.
+            yield path
+            return
+        break
+    try:
+        yield path
+    finally:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+            path.parent.rmdir()
 
 
 def _check_name(path: Path) -> None:

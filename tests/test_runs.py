@@ -180,6 +180,21 @@ def test_default_run_dir_is_new_and_safe(tmp_path: Path, monkeypatch: pytest.Mon
     assert default_run_dir("../..").parent == Path("runs")
 
 
+def test_processes_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: Any):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runs.datetime, "datetime", Frozen)
+    with runs.new_run_dir("ppo") as first, runs.new_run_dir("ppo") as second:
+        assert [path.name[-2:] for path in (first, second)][1] == "-2" and first.is_dir() and second.is_dir()
+        check_new_folder(second)
+        (first / "kept").touch()
+    assert [path.name for path in Path("runs").iterdir()] == [first.name], "what was written"
+    (first / "kept").unlink()
+    first.rmdir()
+    with pytest.raises(KeyError), runs.new_run_dir("ppo"):
+        raise KeyError
+    assert not Path("runs").exists()
+
+
 class Frozen:
     """A clock that stands still."""
 

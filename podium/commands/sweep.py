@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import signal
@@ -16,7 +17,7 @@ from podium.commands.options import Choice, Subject, TrainFlags, read
 from podium.commands.train import prepare
 from podium.devices import num_cores
 from podium.files import to_jsonable
-from podium.runs import default_run_dir
+from podium.runs import new_run_dir
 from podium.space import read_space
 from podium.sweep_table import words_of
 
@@ -74,21 +75,22 @@ def run(argv: Sequence[str]) -> int:
     prepare(options)
     played = envs.make(setup.env, **(options.env_options or {})) if entry.plans else None
     config = agents.make(name, options.agent, played).config
-    run_dir = train.pop("run_dir") or default_run_dir(f"sweep-{name}-{setup.env}")
-    found = podium.sweep(
-        agents.maker(name, played),
-        space,
-        setup.env,
-        config=config,
-        samples=flags.samples,
-        at_once=flags.at_once,
-        threshold=flags.threshold,
-        halve_at=flags.halve_at,
-        devices=options.number_of_devices(),
-        env_options=options.env_options,
-        run_dir=run_dir,
-        **train,
-    )
+    run_dir = train.pop("run_dir")
+    with contextlib.nullcontext(run_dir) if run_dir else new_run_dir(f"sweep-{name}-{setup.env}") as run_dir:
+        found = podium.sweep(
+            agents.maker(name, played),
+            space,
+            setup.env,
+            config=config,
+            samples=flags.samples,
+            at_once=flags.at_once,
+            threshold=flags.threshold,
+            halve_at=flags.halve_at,
+            devices=options.number_of_devices(),
+            env_options=options.env_options,
+            run_dir=run_dir,
+            **train,
+        )
     if found.interrupted:
         print(f"Stopped by {found.interrupted}; the same command with --resume resumes it.", file=sys.stderr)
         return 128 + signal.Signals[found.interrupted]

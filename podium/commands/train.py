@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from podium.commands import cache, plugins, words
 from podium.commands.options import Options, Subject, choose, list_presets, read
 from podium.files import to_jsonable
 from podium.placement.contract import Program
-from podium.runs import default_run_dir
+from podium.runs import default_run_dir, new_run_dir
 from podium.schedule import Schedule
 
 
@@ -70,20 +71,24 @@ def _train(options: Options) -> int:
     agent = podium.agents.make(options.subject.agent, options.agent, played)
     _check_takes(options)
     placement = options.make_placement()
-    # By process 0, because the name holds the time.
-    run_dir = train["run_dir"] or Path(distributed.from_first(str(default_run_dir(f"{agent.name}-{setup.env}"))))
+    with contextlib.ExitStack() as stack:
+        run_dir = train["run_dir"]
+        if run_dir is None:  # By process 0, because the name holds the time.
+            name = f"{agent.name}-{setup.env}"
+            made = stack.enter_context(new_run_dir(name)) if distributed.is_first() else default_run_dir(name)
+            run_dir = Path(distributed.from_first(str(made)))
 
-    def announce(program: Program, schedule: Schedule) -> None:
-        print(words.plan(options, program, schedule, run_dir), flush=True)
+        def announce(program: Program, schedule: Schedule) -> None:
+            print(words.plan(options, program, schedule, run_dir), flush=True)
 
-    result = podium.train(
-        agent,
-        setup.env,
-        placement=placement,
-        env_options=options.env_options,
-        announce=announce,
-        **{**train, "run_dir": run_dir},
-    )
+        result = podium.train(
+            agent,
+            setup.env,
+            placement=placement,
+            env_options=options.env_options,
+            announce=announce,
+            **{**train, "run_dir": run_dir},
+        )
     if distributed.is_first():
         if not result.interrupted:
             print(words.closing(result))
