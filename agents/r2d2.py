@@ -36,7 +36,7 @@ from podium.ops.statistics import masked_means
 from podium.ranges import check_config, check_fields
 from podium.replay import Windows
 from podium.seen import legal_of, only_legal
-from podium.types import Array, EnvSpec, Key, PyTree, at_step
+from podium.types import Array, EnvSpec, Key, PyTree, at_step, choose_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,8 +193,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         return carry._replace(number=index.astype(jnp.int32))
 
     def act(keys: Key, params: dqn.Params, carry: Carry, obs: PyTree, first: Array, greedy: bool) -> ActOutput:
-        fresh = lambda x: jnp.where(first.reshape(-1, *(1,) * (x.ndim - 1)), jnp.zeros_like(x), x)
-        before = jax.tree.map(fresh, carry.memory)
+        before = choose_rows(first, jax.tree.map(jnp.zeros_like, carry.memory), carry.memory)
         value, memory = network.apply(params.network, before, obs, first)
         value = only_legal(value, obs)
         following = carry._replace(memory=memory)

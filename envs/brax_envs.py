@@ -99,8 +99,9 @@ def html(env: str, states: Sequence[PyTree], **options: Any) -> str:
     constructor = _constructor_options(task)
     own = suites.split_options(env, options, ["episode_length", "backend", *constructor])[1]
     own.pop("episode_length", None)
-    _check_options(env, {name: value for name, value in own.items() if name != "backend"}, constructor)
-    simulator = _construct(env, task, {"backend": "spring", **own})
+    backend = own.pop("backend", "spring")
+    _check_options(env, own, constructor)
+    simulator = _construct(env, task, {**own, "backend": backend})
     render = import_simulator("brax.io.html", env, "brax").render
     return str(render(simulator.sys, [suites.innermost(state).pipeline_state for state in states]))
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from podium.agent import ActOutput, Agent, Replay, check_is_agent
-from podium.types import Array, EnvSpec, Key, PyTree, Seen, Trajectory
+from podium.types import Array, EnvSpec, Key, PyTree, Seen, Trajectory, choose_rows
 
 
 class Carry(NamedTuple):
@@ -158,12 +158,14 @@ def play(
     action, memory = _in_groups(act, theirs, num_groups, carry.number, rows)
     following = Carry(
         carry.number,
-        _where(mine, own.carry, carry.ours),
-        _where(mine, carry.theirs, memory),
+        choose_rows(mine, own.carry, carry.ours),
+        choose_rows(mine, carry.theirs, memory),
         fresh & jnp.stack([~mine, mine], axis=-1),
     )
     return ActOutput(
-        _where(mine, own.action, action), following, Extras(own.extras, mine, fresh[:, 0], against.astype(jnp.int32))
+        choose_rows(mine, own.action, action),
+        following,
+        Extras(own.extras, mine, fresh[:, 0], against.astype(jnp.int32)),
     )
 
 
@@ -206,12 +208,6 @@ def _in_groups(
         return jax.tree.map(gather, jax.vmap(act)(params, jax.tree.map(deal, rows)))
 
     return jax.lax.cond(jnp.all(number == number[0] + jnp.arange(size)), dealt, by_all)
-
-
-def _where(condition: Array, yes: PyTree, no: PyTree) -> Any:
-    """Choose rows [B, ...]."""
-    choose = lambda x, y: jnp.where(condition.reshape(-1, *[1] * (x.ndim - 1)), x, y)
-    return jax.tree.map(choose, yes, no)
 
 
 def gains(trajectory: Trajectory) -> Array:
@@ -287,13 +283,13 @@ def own_moves(trajectory: Trajectory, seat: Array, alone: Array) -> Trajectory:
         time, own, gain, terminated, truncated = row
         nothing = lambda end: _After(jnp.zeros_like(gain), *(jnp.zeros_like(own),) * 2, jnp.ones_like(own), end)
         here = jnp.full_like(after.end, time)
-        after = _where(terminated | truncated, nothing(here), after)
+        after = choose_rows(terminated | truncated, nothing(here), after)
         after = after._replace(
             gain=gain + after.gain,
             terminated=terminated | after.terminated,
             truncated=truncated | after.truncated,
         )
-        return _where(own, nothing(here - 1), after), after
+        return choose_rows(own, nothing(here - 1), after), after
 
     end = jnp.full_like(seat, length - 1)
     never = jnp.zeros_like(alone)

@@ -268,6 +268,12 @@ class Trajectory(NamedTuple):
         return self.obs
 
 
+def choose_rows(condition: Array, yes: PyTree, no: PyTree) -> Any:
+    """Return a tree of [B, ...] whose rows are those of `yes` where `condition` [B], bool, is set, else of `no`."""
+    choose = lambda x, y: jnp.where(condition.reshape(-1, *[1] * (x.ndim - 1)), x, y)
+    return jax.tree.map(choose, yes, no)
+
+
 def at_step(rows: PyTree, step: Array | None) -> PyTree:
     """Return of rows [T, B, ...] that of number `step` [B] of each environment, [B, ...]; the last one for None."""
     if step is None:

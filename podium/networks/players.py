@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from podium.networks.network import Network
-from podium.types import Array, PyTree, Seen
+from podium.types import Array, PyTree, Seen, choose_rows
 
 
 class OfPlayers(NamedTuple):
@@ -44,17 +44,12 @@ def by_players(network: Network) -> Network:
         if not isinstance(memory, OfPlayers):
             return network.apply(params, memory, obs, first)
         second = obs.player != 0
-
-        def choose(where: Array, yes: Array, no: Array) -> Array:
-            return jnp.where(where.reshape(-1, *[1] * (yes.ndim - 1)), yes, no)
-
-        fresh = fresh_memory(network, obs, first.shape[0])
-        begun = jax.tree.map(lambda old, new: choose(first, new, old), memory, fresh)
-        own = jax.tree.map(lambda m: choose(second, m[:, 1], m[:, 0]), begun.each)
+        begun = choose_rows(first, fresh_memory(network, obs, first.shape[0]), memory)
+        own = jax.tree.map(lambda m: choose_rows(second, m[:, 1], m[:, 0]), begun.each)
         output, own = network.apply(params, own, obs, first)
 
         def keep(m: Array, new: Array) -> Array:
-            return jnp.stack([choose(second, m[:, 0], new), choose(second, new, m[:, 1])], axis=1)
+            return jnp.stack([choose_rows(second, m[:, 0], new), choose_rows(second, new, m[:, 1])], axis=1)
 
         return output, OfPlayers(jax.tree.map(keep, begun.each, own))
 
