@@ -237,6 +237,20 @@ def test_new_priorities_are_written_and_duplicates_count_by_their_largest() -> N
     assert int(ranked.priorities.updates) == 1
 
 
+def test_errors_of_an_agent_that_diverged_leave_nothing_behind() -> None:
+    """They count as the largest so far, which they do not change: what begins anew draws from all that is held."""
+    buffer, state = filled(16)
+    index = np.stack([np.flatnonzero(lane)[:8] for lane in np.asarray(state.priorities.levels[0])])
+    errors = np.full((2, 8), 5.0, np.float32)
+    errors[0, :4] = np.nan, np.inf, -np.inf, -3e38
+    ranked = jax.jit(buffer.update_priorities)(state, jnp.asarray(index), jnp.asarray(errors.reshape(-1)))
+    assert_sums_are_right(ranked.priorities.levels)
+    weights = np.asarray(ranked.priorities.levels[0])
+    np.testing.assert_allclose(weights[0, index[0, :4]], (1 + SMALLEST) ** ALPHA, rtol=1e-5)
+    np.testing.assert_allclose(weights[0, index[0, 4:]], (5 + SMALLEST) ** ALPHA, rtol=1e-5)
+    np.testing.assert_array_equal(ranked.priorities.largest, [5.0, 5.0])
+
+
 def test_an_agent_without_priorities_is_refused() -> None:
     buffer, state = filled(16)
     with pytest.raises(ValueError, match="priorities=None from grad"):

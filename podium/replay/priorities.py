@@ -12,6 +12,9 @@ from podium.ops import sum_tree
 from podium.ranges import check_value
 from podium.types import Array
 
+DIVERGED = 1e30
+"""A TD error of more, or NaN, is of an agent that diverged; sums of as large ones would overflow."""
+
 
 class Priorities(NamedTuple):
     """How likely everything in a replay is drawn.
@@ -39,6 +42,15 @@ def weight_of(td_error: Array, exponent: float, smallest: float) -> Array:
     return (jnp.abs(td_error) + smallest) ** exponent
 
 
+def known(td_error: Array, largest: Array) -> Array:
+    """Return |TD error|, and the largest so far in place of one that is no number or none to reckon with.
+
+    Of several settings one may diverge and begin anew (`podium.Population`): its replay must not keep what it was.
+    """
+    error = jnp.abs(td_error)
+    return jnp.where(error < DIVERGED, error, largest)
+
+
 def importance(share: Array, exponent: float, annealing_updates: int, updates: Array) -> Array:
     """Return [N], the weights in the loss of what was drawn with probabilities `share` [N], at most 1.
 
@@ -58,7 +70,8 @@ def rank(priorities: Priorities, indices: Array, td_error: Array | None, weigh: 
     Args:
       priorities: before it.
       indices: [L, n], where the minibatch is from.
-      td_error: [L * n], its new errors; among duplicates the largest counts.
+      td_error: [L * n], its new errors; among duplicates the largest counts, and `known` says what counts for one that
+        is no number.
       weigh: what turns an error into a weight.
 
     Raises:
@@ -66,7 +79,7 @@ def rank(priorities: Priorities, indices: Array, td_error: Array | None, weigh: 
     """
     if td_error is None:
         raise ValueError("priorities=None from grad, but the replay is prioritised; return |TD error| in Aux.")
-    errors = jnp.abs(td_error).reshape(indices.shape)
+    errors = known(td_error.reshape(indices.shape), priorities.largest[:, None])
 
     def rank_lane(levels: sum_tree.Levels, largest: Array, index: Array, error: Array) -> tuple[sum_tree.Levels, Array]:
         weights = levels[0]

@@ -11,7 +11,7 @@ import numpy as np
 
 from podium.agent import Replay
 from podium.ops import sum_tree
-from podium.replay.priorities import Priorities, check_exponents, importance, no_priorities, rank, weight_of
+from podium.replay.priorities import Priorities, check_exponents, importance, known, no_priorities, rank, weight_of
 from podium.replay.ring import ReplayState, Transition, follows, lane_keys
 from podium.replay.steps import Batch, n_step_return, read, uniform
 from podium.types import Array, Key, PyTree
@@ -117,14 +117,14 @@ def prioritized(
         def rank_lane(lane: Transition, levels: sum_tree.Levels, largest: Array) -> sum_tree.Levels:
             flags = lane.reward, lane.terminated, lane.truncated, lane.valid, lane.turn
             seen, estimate = jax.tree.map(lambda x: x.at[row].get(mode="promise_in_bounds"), (flags, lane.extras))
-            known = filled[:, None] if lane.valid is None else filled[:, None] & seen[3][:time]
+            drawn = filled[:, None] if lane.valid is None else filled[:, None] & seen[3][:time]
             error = largest
             if isinstance(estimate, Estimate):
                 # Where resets wait, the row behind an end shows what came of it, and is no transition; nor are rows
                 # behind a gap whose frames are not all there.
                 shown = None if items.valid is None else ~seen[3][1:] & follows(lane, row)
-                error = _first_error(seen, estimate, shown, n_step, gamma)
-            weights = jnp.where(known, weigh(error), jnp.zeros((time, num_envs)))
+                error = known(_first_error(seen, estimate, shown, n_step, gamma), largest)
+            weights = jnp.where(drawn, weigh(error), jnp.zeros((time, num_envs)))
             weights = jnp.concatenate([weights, jnp.zeros((late, num_envs))]).reshape(-1)
             return sum_tree.replace(levels, levels[0].at[index].set(weights, mode="promise_in_bounds"), changed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,23 @@ def test_one_that_diverged_begins_anew_from_a_good_one() -> None:
     assert metrics["parent"].tolist() == [[0.0, 0.0]]
     assert program.agent_state(state).diverged.tolist() == [False, False]
     assert metrics["finite"].all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rainbow", "apex"])
+def test_one_that_diverged_learns_anew_from_a_replay_of_priorities(name: str) -> None:
+    """Errors of numbers that diverged rank nothing, or all that is written from then on would count nothing."""
+    plain = AGENTS[name]
+    agent = plain.make(dataclasses.replace(plain.config, max_grad_norm=0.0))
+    rates = {"learning_rate": (1e-3, 1e30)}
+    placement = podium.Population(2, exploit_every=256, space=rates, share=0.5, devices=1)
+    program = build(agent, placement)
+    state, _ = program.chunk(program.init(0), 3)
+    assert program.agent_state(state).diverged.tolist() == [False, True]
+    state, metrics = program.chunk(state, 1)
+    assert metrics["parent"].tolist() == [[0.0, 0.0]]
+    priorities = jax.device_get(state.replay.priorities)
+    assert all(np.isfinite(level).all() for level in priorities.levels) and np.isfinite(priorities.largest).all()
 
 
 def test_exploit_by_the_obvious_loop() -> None:
