@@ -83,7 +83,8 @@ class DistributedActors(Placement):
       restarts: failures of workers that a run survives: the rollout under way is dropped and counted, and the worker
         begins anew with fresh episodes.
       actor_timeout: seconds without progress (a step of host environments, a rollout of pure ones) after which a
-        worker counts as hung and the run ends; and for which inserting and sampling wait for each other.
+        worker counts as hung and the run ends; and for which inserting and sampling wait for each other where no
+        rollout is being played.
       engine: where workers play: "threads" has their environments and policy copies in this process, on
         `actor_devices`; "ray" has those of each in a Ray actor (`podium.launch`), a process of its own, on its CPU or
         the GPU that it is given. Parameters go there and rollouts come back.
@@ -229,6 +230,11 @@ class DistributedActors(Placement):
             naturals=("max_lag", "restarts"),
             positive=("actor_timeout", "replay_tolerance"),
         )
+        if self.actor_devices is not None and resolve_engine(self.engine).apart:
+            raise ValueError(
+                f"actor_devices={self.actor_devices!r} are of this process, but engine={self.engine!r} has workers act "
+                "in others, each on its CPU or the GPU that it is given; leave one of them out."
+            )
         if self.lockstep and self.refresh_every > 1:
             raise ValueError(
                 f"lockstep=True plays every rollout with new parameters, but refresh_every={self.refresh_every}; use 1."
@@ -324,8 +330,13 @@ class ReplayLoop(ActorLearnerLoop):
     def _insert(self, run_key: Key, start: int, heartbeat: Heartbeat) -> None:
         """Put rollouts into the replay as they come, as far as the limiter lets it: what the inserter does."""
         assert self._replay is not None
+
+        def playing() -> None:  # Workers are well, however long a rollout takes: both threads may wait for them.
+            self._limiter.coming()
+            heartbeat()
+
         for number in itertools.count(start):
-            experiences, dropped = self._pool.collect(self._published)
+            experiences, dropped = self._pool.collect(self._published, playing)
             self._limiter.insert(self._sizes.steps_per_update, heartbeat)
             rollout = join([each.rollout for each in experiences])  # Delivered to the planner.
             plan_key = jax.random.split(keys.iteration(run_key, jnp.int32(number)).learn)[0]

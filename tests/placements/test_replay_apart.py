@@ -199,6 +199,27 @@ def test_a_replay_that_cannot_be_sampled_says_so_and_ends(capsys: pytest.Capture
     assert "nothing was inserted, to sample from" in capsys.readouterr().err
 
 
+def test_what_is_being_made_is_waited_for_longer_than_a_standstill() -> None:
+    limiter, heard = RateLimiter(1.0, 10.0, timeout=0.3), []
+
+    def coming() -> None:
+        heard.append(time.monotonic())
+        if heard[-1] > heard[0] + 1.0:
+            raise Stopped
+        limiter.coming()
+
+    with pytest.raises(Stopped):
+        limiter.sample(5, coming)
+
+
+@pytest.mark.slow
+def test_a_rollout_may_take_longer_than_a_step(limiters: list[RateLimiter]) -> None:
+    """Neither who inserts rollouts nor who learns from them hangs where workers step slowly."""
+    slow = before_every_step(lambda call: time.sleep(1.0))
+    _, metrics = run(AGENTS["dqn"], 5, slow, workers=1, actor_timeout=3.0)
+    assert np.isfinite(metrics["loss"]).any()
+
+
 def test_inserting_waits_for_room_until_the_run_ends() -> None:
     limiter, waited = RateLimiter(1.0, 10.0, timeout=0.1), []
     limiter.open()
@@ -258,6 +279,7 @@ def test_a_worker_that_dies_ends_the_run_with_its_traceback() -> None:
         ),
         (AGENTS["dqn"], {"replay_engine": "ray", "replay_apart": False}, "replay_engine='ray' is for a replay apart"),
         (AGENTS["dqn"], {"replay_engine": "ray", "replay_device": jax.devices()[0]}, "leave one of them out"),
+        (AGENTS["dqn"], {"engine": "ray", "actor_devices": 2}, "actor_devices=2 are of this process, but engine='ray'"),
     ],
 )
 def test_what_cannot_be_is_refused(agent: Any, changes: dict[str, Any], words: str) -> None:

@@ -155,15 +155,18 @@ class ActorPool:
         rollouts = [experience.rollout for experience in experiences if experience.rollout is not None]
         return Batch(rollouts, min(experience.version for experience in everywhere), stats, experiences)
 
-    def collect(self, number: int) -> tuple[list[Experience], int]:
-        """Wait for as many rollouts as there are actors; return them, and how many were dropped as too old."""
+    def collect(self, number: int, heartbeat: Heartbeat | None = None) -> tuple[list[Experience], int]:
+        """Wait for as many rollouts as there are actors; return them, and how many were dropped as too old.
+
+        Meanwhile `heartbeat` is called as `take` does.
+        """
         experiences, dropped = [], 0
         services = self._supervisors[len(self._queues) :]
         for actor, items in enumerate(self._queues):
             supervisors = [self._supervisors[actor], *services] if self._in_order else self._supervisors
-            experience, late = take(items, supervisors), 0
+            experience, late = take(items, supervisors, heartbeat), 0
             while self._max_lag is not None and number - experience.version > self._max_lag:
-                experience, late = take(items, supervisors), late + 1
+                experience, late = take(items, supervisors, heartbeat), late + 1
             if late and experience.rollout is not None:
                 experience = experience._replace(rollout=with_gap(experience.rollout, True))
             experiences.append(experience)

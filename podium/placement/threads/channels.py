@@ -45,8 +45,10 @@ def put(items: queue.Queue[T], item: T, heartbeat: Heartbeat) -> None:
             return
 
 
-def take(items: queue.Queue[T], supervisors: Sequence[Supervisor]) -> T:
+def take(items: queue.Queue[T], supervisors: Sequence[Supervisor], heartbeat: Heartbeat | None = None) -> T:
     """Return the next item of a queue; `supervisors` check all threads that may fill it.
+
+    Whoever waits for threads that are well is well: `heartbeat` is called every `POLL_SECONDS`.
 
     Raises:
       ActorError: one of the threads died or hung, even where the others run.
@@ -60,3 +62,5 @@ def take(items: queue.Queue[T], supervisors: Sequence[Supervisor]) -> T:
             supervisor.check(is_alive)
         if taken:
             return taken[0]
+        if heartbeat is not None:
+            heartbeat()

@@ -27,7 +27,7 @@ class RateLimiter:
     Args:
       samples_per_insert: above 0.
       tolerance: in samples. With less than half of what one insertion and one batch come to, both could wait for ever.
-      timeout: seconds that sampling waits while nothing is inserted.
+      timeout: seconds that sampling waits while nothing is inserted, and nothing is said to be `coming`.
 
     Raises:
       ValueError: for a number out of range.
@@ -40,6 +40,7 @@ class RateLimiter:
         self.samples_per_insert, self.tolerance = samples_per_insert, tolerance
         self.inserted = self.sampled = 0
         self._before, self._open, self._timeout = 0, False, timeout
+        self._heard = time.monotonic()  # When something was inserted, or said to be coming.
         self._condition = threading.Condition()
 
     @property
@@ -57,6 +58,10 @@ class RateLimiter:
                 self._open, self._before = True, self.inserted
             self._condition.notify_all()
 
+    def coming(self) -> None:
+        """Say that what is inserted next is being made: whoever samples waits on."""
+        self._heard = time.monotonic()
+
     def insert(self, items: int, heartbeat: Heartbeat) -> float:
         """Wait until `items` more may be inserted, and count them; returns the seconds waited.
 
@@ -73,6 +78,7 @@ class RateLimiter:
             heartbeat()
         with self._condition:
             self.inserted += items
+            self._heard = time.monotonic()
             self._condition.notify_all()
         return time.monotonic() - began
 
@@ -80,15 +86,13 @@ class RateLimiter:
         """Wait until `items` more may be sampled, and count them; see `insert`.
 
         Raises:
-          ReplayTimeout: nothing was inserted for as long as `timeout`.
+          ReplayTimeout: nothing was inserted, or coming, for as long as `timeout`.
         """
         fits = lambda: self._open and self.balance - items >= -self.tolerance
-        began = still = time.monotonic()
-        seen, said = self.inserted, False
+        began, said = time.monotonic(), False
         while not self._fit(fits):
             now = time.monotonic()
-            if self.inserted != seen:
-                seen, still = self.inserted, now
+            still = max(began, self._heard)
             opened = "is open" if self._open else "holds too little to be sampled"
             state = (
                 f"the replay {opened}, with {self.inserted} items inserted and {self.sampled} sampled; "
