@@ -91,6 +91,24 @@ def test_numbers_that_only_the_first_state_has_vary_too() -> None:
     np.testing.assert_allclose(temperatures[0], [0.5, 0.5, 2.0, 2.0], rtol=1e-6)
 
 
+def test_a_setting_of_one_run_has_the_first_seed_of_those_with_several() -> None:
+    """What programs of one setting and of two learn with the same seed compares."""
+    module, sizes, settings = CASES["a2c"]
+
+    def begun(settings: Any, seeds: int) -> Any:
+        agent = varied(module.make, module.Config(hidden_sizes=(4,), **sizes), settings)
+        program = podium.Anakin(1).build(
+            agent, podium.envs.make("podium/Catch"), num_envs=4, rollout_length=4, seeds=seeds
+        )
+        return jax.device_get(program.agent_state(program.init(0)).state.params)
+
+    one, two, four = begun(settings[:1], 1), begun(settings, 2), begun(settings, 4)
+    for x, y, z in zip(*map(jax.tree.leaves, (one, two, four)), strict=True):
+        np.testing.assert_array_equal(y, [x, x])
+        np.testing.assert_array_equal(z[[0, 2]], y)
+        assert not z.any() or (z[0] != z[1]).any()
+
+
 def test_devices_hold_whole_runs() -> None:
     module, sizes, settings = CASES["ppo"]
     agent = varied(module.make, module.Config(hidden_sizes=(8,), **sizes), settings)

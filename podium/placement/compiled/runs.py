@@ -60,9 +60,9 @@ def start_runs(key: Key, acting: Acting, sizes: Sizes, apart: bool = False) -> R
 
     Those of each of an agent's settings have the same seeds, so that settings compare; `apart`, all have their own.
     """
-    if sizes.seeds == 1:
-        return start(key, acting, sizes)
     settings, runs = acting.agent.settings, jnp.arange(sizes.seeds)
+    if sizes.seeds == 1:  # One of a setting is the first of its seeds, as where others have settings beside it.
+        return start(key if settings is None else jax.random.fold_in(key, 0), acting, sizes)
     seeds = sizes.seeds // (len(settings.values) if settings else 1)
     seed_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, runs if apart else runs % seeds)
 
