@@ -84,6 +84,7 @@ class Replay(NamedTuple):
       keeps_frames: whether `init` takes `stacks`, and what it makes then keeps every frame of them once. It joins
         observations as steps follow one another: False for an agent whose `plan` stores others than those of the
         trajectory, or in another order, of which it would keep no row that counts.
+      parts: of several replays as one, N of each by name; lanes must divide every one. None for a replay by itself.
     """
 
     init: Callable[..., PyTree]
@@ -98,6 +99,7 @@ class Replay(NamedTuple):
     cut: Callable[[PyTree, Array], PyTree] | None = None
     steps_per_item: int = 1
     keeps_frames: bool = False
+    parts: Mapping[str, int] | None = None
 
     @property
     def steps_per_batch(self) -> int:

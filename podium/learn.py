@@ -456,17 +456,24 @@ def choose_lanes(
 def plan_divides(agent: Agent, plan: Plan, num_lanes: int) -> bool:
     """Tell whether minibatches of `plan` (abstract will do) take the same number of units from each of `num_lanes`."""
     if agent.replay is not None:
-        return agent.replay.batch_size % num_lanes == 0
+        return all(size % num_lanes == 0 for size in _batch_sizes(agent.replay).values())
     time, batch = _shape(plan)
     units = (time if plan.unit == "step" else 1) * batch // num_lanes
     return units % plan.num_minibatches == 0 and units >= plan.num_minibatches
 
 
+def _batch_sizes(replay: Replay) -> dict[str, int]:
+    """Return what lanes must divide, by the words that say whose it is."""
+    parts = replay.parts or {}
+    return {f" of group {name!r}": size for name, size in parts.items()} or {"": replay.batch_size}
+
+
 def why_not_divides(agent: Agent, plan: Plan, name: str, num_lanes: int) -> str:
     """Say which number `plan_divides` refuses, and the nearest that it would not; `name` is what asks for the lanes."""
     if agent.replay is not None:
-        size = agent.replay.batch_size
-        return f"batch_size={size} is not divisible by {name}={num_lanes}; use {nearest_multiples(size, num_lanes)}."
+        whose, size = next((x, n) for x, n in _batch_sizes(agent.replay).items() if n % num_lanes)
+        use = nearest_multiples(size, num_lanes)
+        return f"batch_size={size}{whose} is not divisible by {name}={num_lanes}; use {use}."
     time, batch = _shape(plan)
     share, parts = batch // num_lanes, plan.num_minibatches
     units = share * time if plan.unit == "step" else share

@@ -223,6 +223,15 @@ def test_groups_of_a_replay_learn_equally_often() -> None:
         groups({"one": (many, [0]), "two": (many, [1, 2])})
 
 
+def test_lanes_divide_the_batch_of_every_group() -> None:
+    some = dqn.make(dqn.Config(**SIZES, **{**OFF, "batch_size": 12}))
+    more = dqn.make(dqn.Config(**SIZES, **{**OFF, "batch_size": 20}))
+    agent, build = groups({"a": (some, [0]), "b": (more, [1, 2])}), podium.Anakin(devices=1).build
+    assert build(agent, team(), num_envs=8, rollout_length=8).sizes.num_lanes == 4
+    with pytest.raises(ValueError, match="batch_size=12 of group 'a' is not divisible by num_lanes=8; use 8 or 16"):
+        build(agent, team(), num_envs=8, rollout_length=8, num_lanes=8)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mappo", "shared", "groups"])
 def test_evolution_finds_them_too(name: str) -> None:

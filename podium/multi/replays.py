@@ -99,6 +99,7 @@ def joint(parts: list[Part]) -> Replay:
         updates_per_step=rate,
         cut=cut if any(replay.cut for replay in some) else None,
         steps_per_item=some[0].steps_per_item,
+        parts={name: replay.batch_size for name, replay in by_name.items()},
     )
 
 
