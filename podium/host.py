@@ -179,7 +179,7 @@ def on_host(env: Env) -> HostEnvFactory:
 
     They are stepped by a compiled program of their own, on the first device. A way to test and to compare placements.
     """
-    env = auto_reset(env)
+    given, env = env, auto_reset(env)
     # The time is one number for all: on the host it costs nothing to count.
     at = lambda env_keys, time: keys.at_time(env_keys, jnp.broadcast_to(time, env_keys.shape))
     reset = jax.jit(lambda env_keys, time: jax.vmap(env.reset)(at(env_keys, time)))
@@ -188,7 +188,8 @@ def on_host(env: Env) -> HostEnvFactory:
     def make(num_envs: int, seed: int, first_index: int) -> HostEnv:
         return _OnHost(env.spec, reset, step, num_envs, seed, first_index)
 
-    evaluation = on_host(env.evaluation) if env.evaluation else None
+    shown = (given.evaluation or given)._replace(random_first_length=False)
+    evaluation = on_host(shown) if given.evaluation or given.random_first_length else None
     record = {"name": env.spec.name}
     return HostEnvFactory(
         env.spec, make, resets_in_next_step=False, compiled=True, evaluation=evaluation, record=record

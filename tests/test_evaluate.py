@@ -17,6 +17,7 @@ from podium.agents import ppo
 from podium.checkpoint import Checkpoints
 from podium.commands import replay
 from podium.env import Env, restart, transition
+from podium.envs.wrappers import random_first_length
 from podium.evaluate import Policy, make_evaluator, make_host_evaluator
 from podium.host import on_host
 from podium.schedule import EvaluationPlan, Schedule, cut_in_words, make_schedule
@@ -45,6 +46,14 @@ def test_the_return_of_a_known_policy() -> None:
     right, left = play(always(1), env), play(always(0), env)
     assert (right["eval_return"], right["eval_length"], right["eval_unfinished"]) == (1, 5, 0)
     assert (left["eval_return"], left["eval_length"], left["eval_unfinished"]) == (0, 30, 0)
+
+
+def test_evaluations_play_whole_episodes_where_training_cuts_the_first() -> None:
+    """On the host as in a compiled program."""
+    env = random_first_length(envs.make("podium/Corridor", length=6, max_steps=30))
+    policy = podium.Policy(always(0), (), env.spec)
+    for where in (env, on_host(env)):
+        assert podium.evaluate(policy, where, 8)["eval_length"] == 30
 
 
 def test_replayed_returns_are_those_of_an_evaluation() -> None:
