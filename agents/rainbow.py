@@ -27,9 +27,9 @@ from podium.networks import Network, brought_or, q_network, values_of_actions
 from podium.ops import categorical
 from podium.ops.action_values import select_atoms
 from podium.ops.categorical import Support
-from podium.ranges import check_atoms, check_choice, check_config, check_fields, is_traced
+from podium.ranges import check_atoms, check_choice, check_config, check_fields, is_on, is_traced
 from podium.replay import Batch
-from podium.types import Array, Key, PyTree
+from podium.types import Array, EnvSpec, Key, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,6 +169,16 @@ def make(
     network = brought_or(network, config.network, wanted=values_of_actions(head.num_atoms))
     base = dqn.make(config, network, loss or head.loss, mean=head.mean)
 
+    def init(key: Key, spec: EnvSpec) -> dqn.State:
+        state = base.init(key, spec)
+        if config.noisy and not is_on(config.epsilon_start) and not noisy.in_params(state.params):
+            raise ValueError(
+                "noisy=True, but the network that was brought has no noisy layer, and with epsilon_start=0 nothing "
+                "would explore; use noisy=False with epsilon_start=1.0 and epsilon_end=0.05, or noisy layers "
+                "(networks.q_network with noisy_std)."
+            )
+        return state
+
     def act(keys: Key, params: dqn.Params, memory: PyTree, obs: PyTree, first: Array, greedy: bool) -> ActOutput:
         if config.noisy and not greedy:
             noise_keys, keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
@@ -185,7 +195,7 @@ def make(
         grads, aux = base.grad(key, state._replace(params=params, target_params=target_params), batch)
         return pull_back(grads)[0], aux
 
-    return base._replace(act=act, grad=grad, name="rainbow", make=again)
+    return base._replace(init=init, act=act, grad=grad, name="rainbow", make=again)
 
 
 def _check(config: Config) -> None:

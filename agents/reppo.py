@@ -239,6 +239,8 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
     def act(keys: Key, params: Params, memory: PyTree, obs: PyTree, first: Array, greedy: bool) -> ActOutput:
         chosen, memory = policy.apply(params.policy, memory, statistics.normalize(params.obs_stats, obs), first)
         raw = chosen.mode() if greedy else chosen.sample(keys)
+        # One deviation a row, also where a policy that was brought has one for all: rows become minibatches.
+        chosen = chosen._replace(log_std=jnp.broadcast_to(chosen.log_std, chosen.mean.shape))
         return ActOutput(params.bounds.to_env(chosen.squash(raw)), memory, chosen)
 
     def plan(key: Key, state: State, trajectory: Trajectory) -> Plan:

@@ -29,6 +29,11 @@ def init_std(inputs: int, outputs: int, std: float) -> dict[str, Array]:
     return {"kernel_std": jnp.full((inputs, outputs), value), "bias_std": jnp.full(outputs, value)}
 
 
+def in_params(params: PyTree) -> bool:
+    """Tell whether there is a noisy layer in `params`."""
+    return bool(_shapes(params))
+
+
 def sample(key: Key, params: PyTree) -> Array:
     """Draw the noise of all noisy layers in `params`, [n] float32: its inputs' and its outputs' of each."""
     normal = jax.random.normal(key, (sum(map(sum, _shapes(params))),))

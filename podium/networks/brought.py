@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from podium.networks.network import Network
 from podium.networks.players import by_players
-from podium.types import EnvSpec, Key, PyTree
+from podium.types import Array, EnvSpec, Key, PyTree
 
 ROWS = 3
 """For so many observations a network that is brought is asked what it gives."""
@@ -25,11 +25,13 @@ class Wanted(NamedTuple):
       words: that say so, behind "must give".
       fits: `(output, spec) -> bool`, of shapes in place of arrays, and the spec that the network's `init` is given.
       with_action: whether the network's `obs` are pairs `(obs, action)`.
+      legal: `(output, obs) -> output`, what rules out the actions that are not legal where the agent does not.
     """
 
     words: str
     fits: Callable[[Any, EnvSpec], bool]
     with_action: bool = False
+    legal: Callable[[Any, PyTree], Any] | None = None
 
 
 def brought_or(
@@ -51,8 +53,22 @@ def brought_or(
             "functions of podium.networks and podium.continuous do; networks.from_nnx makes one of a flax module."
         )
     if wanted is not None:
-        network = network._replace(init=functools.partial(_checked_init, network, name, wanted))
+        init = functools.partial(_checked_init, network, name, wanted)
+        network = (network if wanted.legal is None else _among_legal(network, wanted.legal))._replace(init=init)
     return by_players(network)
+
+
+def _among_legal(network: Network, legal: Callable[[Any, PyTree], Any]) -> Network:
+    """Return a network whose output rules out what is not legal, whatever it was written for."""
+
+    def apply(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[Any, PyTree]:
+        output, memory = network.apply(params, memory, obs, first)
+        return legal(output, obs), memory
+
+    def unroll(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> Any:
+        return legal(network.unroll(params, memory, obs, first), obs)
+
+    return network._replace(apply=apply, unroll=unroll)
 
 
 def _checked_init(network: Network, name: str, wanted: Wanted, key: Key, spec: EnvSpec) -> PyTree:

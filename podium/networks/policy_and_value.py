@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -15,11 +15,11 @@ from podium.networks.heads import apply_policy, apply_value, init_linear, init_p
 from podium.networks.network import Network
 from podium.networks.summed import sum_once
 from podium.ops.bounds import Bounds
-from podium.ops.distributions import Policy
+from podium.ops.distributions import Categorical, DiagGaussian, Policy, TanhNormal
 from podium.ranges import check_value
-from podium.seen import world_of
+from podium.seen import only_legal, world_of
 from podium.torsos import make_torso, seeing
-from podium.types import Array, EnvSpec, Key, PyTree
+from podium.types import Array, DiscreteSpec, EnvSpec, Key, PyTree
 
 
 class ActorCritic(NamedTuple):
@@ -33,9 +33,30 @@ class ActorCritic(NamedTuple):
     bounds: Bounds | None = None
 
 
+def _fits(output: Any, spec: EnvSpec) -> bool:
+    """Tell whether there are a value and a policy over the actions of `spec`; a policy of one's own may be anything."""
+    if not all(hasattr(output, x) for x in ActorCritic._fields) or shape_of(output.value) != (ROWS,):
+        return False
+    policy, action = output.policy, spec.action
+    if isinstance(policy, Categorical):
+        return isinstance(action, DiscreteSpec) and shape_of(policy.logits) == (ROWS, action.num_values)
+    if isinstance(policy, DiagGaussian | TanhNormal):
+        continuous = not isinstance(action, DiscreteSpec) and shape_of(policy.mean) == (ROWS, *action.shape)
+        return continuous and (output.bounds is not None) == isinstance(policy, TanhNormal)
+    return True
+
+
+def _legal(output: ActorCritic, obs: PyTree) -> ActorCritic:
+    if isinstance(output.policy, Categorical):
+        return output._replace(policy=Categorical(only_legal(output.policy.logits, obs)))
+    return output
+
+
 ACTOR_CRITIC = Wanted(
-    f"an ActorCritic with one value each, [{ROWS}], as networks.actor_critic does",
-    lambda output, spec: all(hasattr(output, x) for x in ActorCritic._fields) and shape_of(output.value) == (ROWS,),
+    f"an ActorCritic with one value each, [{ROWS}], and a policy over the actions there are (a Categorical of as many "
+    "logits, a DiagGaussian of as many means, or a TanhNormal and the bounds), as networks.actor_critic does",
+    _fits,
+    legal=_legal,
 )
 """What agents with an actor and a critic need."""
 

@@ -252,7 +252,11 @@ def test_a_network_of_ones_own_without_noisy_layers_draws_nothing() -> None:
         apply=lambda params, memory, obs, first: (jnp.broadcast_to(params, (*first.shape, 3, Z)), memory),
         unroll=lambda params, memory, obs, first: jnp.broadcast_to(params, (*first.shape, 3, Z)),
     )
-    agent = rainbow.make(SMALL, network=table)
+    with pytest.raises(
+        ValueError, match="has no noisy layer, and with epsilon_start=0 nothing would explore; use nois"
+    ):
+        rainbow.make(SMALL, network=table).init(jax.random.key(0), SPEC)
+    agent = rainbow.make(dataclasses.replace(SMALL, epsilon_start=1e-6, epsilon_end=0.0), network=table)
     state = agent.init(jax.random.key(0), SPEC)
     obs = jnp.zeros((N, 4))
     action = acted(agent, agent.actor(state), obs, jax.random.split(jax.random.key(1), N))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import podium
-from podium import testing
+from podium import continuous, testing
 from podium.agent import policy_leaves
 from podium.agents import reppo
 from podium.continuous import predictive_critic
@@ -175,6 +175,18 @@ def test_the_divergence_begins_at_0_and_rows_that_are_none_change_no_gradient(ag
     raw = np.arctanh(np.asarray(batch.action, float))
     np.testing.assert_allclose(batch.action, state.bounds.to_unit(trajectory.action).reshape(32, 2))
     assert np.isfinite(raw).all()
+
+
+def test_a_policy_with_one_deviation_for_all_states_is_compared_row_by_row() -> None:
+    plain = continuous.gaussian_policy((8,))
+    one = lambda output: output._replace(log_std=output.log_std.reshape(-1, 2)[0])
+    policy = plain._replace(
+        apply=lambda *given: (one(plain.apply(*given)[0]), ()), unroll=lambda *given: one(plain.unroll(*given))
+    )
+    agent = reppo.make(reppo.Config(hidden_sizes=(8,), num_bins=11), policy=policy)
+    state = agent.init(jax.random.key(0), SPEC)
+    trajectory = played(agent, state, jax.random.key(1))
+    assert trajectory.extras.log_std.shape == trajectory.extras.mean.shape == (8, 4, 2)
 
 
 def test_the_policy_alone_may_evolve(agent: Any) -> None:

@@ -8,14 +8,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import podium
 from podium import continuous, multi, networks, testing
 from podium.agents import a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow, reppo, sac, td3
 from podium.env import Env, restart, transition
+from podium.ops.distributions import Categorical, DiagGaussian, TanhNormal
 from podium.ops.histogram import Histogram
-from podium.types import ArraySpec, DiscreteSpec, EnvSpec
+from podium.types import ArraySpec, DiscreteSpec, EnvSpec, Seen
 
 CONTINUOUS: dict[str, Any] = {"batch_size": 16, "buffer_capacity": 512, "min_replay_size": 64, "hidden_sizes": (16,)}
 WINDOWS: dict[str, Any] = {"sequence_length": 6, "burn_in": 2, "sequence_period": 2, "num_actors": 8, "memory_size": 8}
@@ -111,10 +113,21 @@ def test_what_is_no_network_is_refused_by_all_that_take_one(name: str, argument:
 VALUES, ACTOR_CRITIC = networks.q_network((4,)), networks.actor_critic((4,))
 COLUMN = ACTOR_CRITIC._replace(apply=lambda *x: jax.tree.map(lambda x: x[:, None], ACTOR_CRITIC.apply(*x)))
 HISTOGRAM = Histogram(-1.0, 1.0, 3)
+
+
+def _giving(policy: Any) -> networks.Network:
+    """Return a network that has this policy, whatever the actions are."""
+    output = networks.ActorCritic(policy, jnp.zeros(3))
+    return ACTOR_CRITIC._replace(apply=lambda params, memory, obs, first: (output, memory))
+
+
 MISFITS: list[tuple[str, str, networks.Network, str]] = [
     *((name, "network", VALUES, "an ActorCritic with one value each") for name in ("ppo", "a2c", "impala")),
     *((name, "network", ACTOR_CRITIC, "action values") for name in ("dqn", "apex", "pqn", "rainbow")),
     ("ppo", "network", COLUMN, "an ActorCritic with one value each"),
+    ("a2c", "network", _giving(Categorical(jnp.zeros((3, 5)))), r"an ActorCritic .*\(a Categorical of as many logits"),
+    ("ppo", "network", _giving(DiagGaussian(*jnp.zeros((2, 3, 2)))), "an ActorCritic .* policy over the actions there"),
+    ("impala", "network", _giving(TanhNormal(*jnp.zeros((2, 3, 1)))), "an ActorCritic"),
     ("rainbow", "network", VALUES, r"action values \[3, number of actions, 51\]"),
     ("r2d2", "network", networks.actor_critic((4,), memory="gru"), "action values"),
     ("sac", "policy", continuous.deterministic_policy((4,)), "a TanhNormal"),
@@ -136,6 +149,34 @@ def test_a_network_of_another_kind_is_refused_before_any_compile(
         ValueError, match=rf"^{argument} gives .* for 3 observations of {spec.name}, but must give {words}"
     ):
         jax.eval_shape(lambda key: agent.init(key, spec), jax.random.key(0))
+
+
+def test_what_acts_out_of_bounds_is_refused_too() -> None:
+    """A squashed policy without the bounds would act by what it drew, and be weighed as squashed."""
+    spec = testing.probe_termination(continuous=True).spec
+    agent = ppo.make(network=_giving(TanhNormal(*jnp.zeros((2, 3, *spec.action.shape)))))
+    with pytest.raises(ValueError, match="a TanhNormal and the bounds"):
+        jax.eval_shape(lambda key: agent.init(key, spec), jax.random.key(0))
+
+
+@pytest.mark.parametrize("name", ["ppo", "a2c", "impala"])
+def test_a_network_that_knows_nothing_of_rules_plays_what_is_legal(name: str) -> None:
+    spec = EnvSpec("game", Seen(ArraySpec((2,)), ArraySpec((4,), bool)), DiscreteSpec(4))
+    plain = networks.actor_critic((4,))
+    blind = lambda spec: dataclasses.replace(spec, obs=spec.obs.view)
+    network = plain._replace(
+        init=lambda key, spec: plain.init(key, blind(spec)),
+        apply=lambda params, memory, obs, first: plain.apply(params, memory, obs.view, first),
+        unroll=lambda params, memory, obs, first: plain.unroll(params, memory, obs.view, first),
+    )
+    agent = getattr(podium.agents, name).make(network=network)
+    state = agent.init(jax.random.key(0), spec)
+    obs = Seen(jnp.ones((64, 2)), jnp.arange(4) == jnp.arange(64)[:, None] % 4)
+    keys, params = jax.random.split(jax.random.key(1), 64), agent.actor(state)
+    for greedy in (False, True):
+        output = agent.act(keys, params, agent.carry(spec, 64), obs, jnp.ones(64, bool), greedy)
+        assert output.action.tolist() == list(range(4)) * 16
+    np.testing.assert_allclose(output.extras.log_prob, 0.0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", sorted(set(AGENTS) - NIGHTLY))
