@@ -213,7 +213,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         value = trajectory.extras.value
         reward = trajectory.reward
         if state.return_stats is not None:
-            reward = reward / state.return_stats.scale()
+            reward = reward / state.return_stats.reward_scale()
             if is_on(config.normalized_reward_bound):
                 reward = jnp.clip(reward, -config.normalized_reward_bound, config.normalized_reward_bound)
         cut = trajectory.truncated & ~trajectory.terminated

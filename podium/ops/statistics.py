@@ -33,6 +33,13 @@ class RunningStats(NamedTuple):
         """Return sqrt(std^2 + FLOOR^2), what to divide by; the floor is Gymnasium's."""
         return jax.tree.map(lambda std: jnp.sqrt(jnp.square(std) + FLOOR**2), self.std())
 
+    def reward_scale(self) -> PyTree:
+        """Return what to divide rewards by: `scale`, and 1 as long as nothing but returns of 0 was seen.
+
+        By the floor alone the first reward of a sparse task would be 10,000.
+        """
+        return jax.tree.map(lambda scale, m2: jnp.where(m2 > 0, scale, 1.0), self.scale(), self.m2)
+
     def std(self) -> PyTree:
         """Return the standard deviation, 1 before anything was seen."""
         return jax.tree.map(

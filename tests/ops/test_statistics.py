@@ -77,6 +77,17 @@ def test_the_first_deviation_is_1_and_normalises_nothing() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, np.asarray(b, np.float32), rtol=1e-6), normal, x)
 
 
+def test_the_first_reward_of_a_sparse_task_is_what_it_is() -> None:
+    """Not 10,000 of them, as a deviation of 0 and its floor would have it; a small one that was seen is one."""
+    stats = init_stats(jnp.zeros(()))
+    assert stats.reward_scale() == 1
+    nothing = update_stats(stats, jnp.zeros((8, 4)))
+    assert nothing.reward_scale() == 1
+    for size in (1.0, 1e-4):
+        seen = update_stats(nothing, jnp.zeros((8, 4)).at[3, 1].set(size))
+        assert seen.reward_scale() == seen.scale()
+
+
 def test_normalize_gives_mean_0_and_deviation_1_and_clips() -> None:
     x = stream()
     stats = update(empty(), x)
