@@ -123,6 +123,8 @@ def make_search(config: SearchConfig, expand: Expand, rescale_values: bool, agen
                 if greedy
                 else {"dirichlet_fraction": config.dirichlet_fraction}
             )
+            if greedy:  # mctx breaks ties by the key.
+                what = params, jax.random.key(0), *what[2:]
             found = mctx.muzero_policy(*what, dirichlet_alpha=config.dirichlet_alpha, **quiet)
         value = found.search_tree.summary().value[0]
         return found.action[0].astype(jnp.int32), Searched(found.action_weights[0], value)

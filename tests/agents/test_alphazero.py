@@ -68,6 +68,20 @@ def test_a_search_wins_in_one_and_does_not_lose_in_one(search: str, seed: int) -
     assert output.action[0] == 2
 
 
+@pytest.mark.parametrize("search", [pytest.param("gumbel", marks=pytest.mark.slow), "puct"])
+def test_greedy_play_is_the_same_whatever_is_drawn(search: str) -> None:
+    """Also where moves are visited equally often."""
+    searching, env = agent(search=search, num_simulations=8), game()
+    state = searching.init(jax.random.key(0), env.spec)
+    _, timestep = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 32))
+    act = jax.jit(searching.act, static_argnums=5)
+    found = [
+        act(jax.random.split(jax.random.key(n), 32), searching.actor(state), (), timestep.obs, jnp.ones(32, bool), True)
+        for n in range(3)
+    ]
+    assert all((each.action == found[0].action).all() for each in found)
+
+
 def test_what_is_not_legal_is_never_played_nor_learnt() -> None:
     learner, env = agent(), auto_reset(game(openings=5))
     state = learner.init(jax.random.key(0), env.spec)
