@@ -319,7 +319,7 @@ R2D2: dict[str, Preset] = {
 R2D2_CENTRAL: dict[str, Preset] = {
     "atari-r2d2": Preset(
         "Pong-v5",
-        "Kapturowski et al. 2019, section 2.3 and appendix: windows of 80 steps every 40, 40 of them to burn in, "
+        "Kapturowski et al. 2019, section 2.3 and appendix: windows of 80 steps every 40, behind 40 to burn in, "
         "batches of 64, n 5, gamma 0.997, rate 1e-4 and eps 1e-3 of Adam, target every 2,500, priority exponent 0.9, "
         "eta 0.9, an LSTM of 512 behind the Nature CNN, dueling, rewards as they are. 64 actors, 100,000 steps held "
         "and a gradient norm of 40 (Ape-X's) here; 256 actors and 4,000,000 steps there.",
