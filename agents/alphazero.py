@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import optax
 
 from podium import networks, replay
-from podium.agent import ActOutput, Agent, Aux, Plan
+from podium.agent import ActOutput, Agent, Aux, Plan, brought_to
 from podium.env import Env
 from podium.networks import ActorCriticConfig, Network, policy_mask
 from podium.ops import optimizers, returns
@@ -100,6 +100,8 @@ def make(config: Config = Config(), model: Env | None = None, network: Network |
     _check(config)
     if model is None:
         raise ValueError("alphazero searches by the rules of a game: give model, such as the environment itself.")
+    by_parts = functools.partial(make, network=network)
+    again = functools.partial(by_parts, model=model)  # The rules come with what is played.
     network = networks.brought_or(network, config.network, wanted=networks.ACTOR_CRITIC)
     if network.recurrent:
         raise ValueError("network has memory, and positions of a search have no past; use memory='none'.")
@@ -167,8 +169,9 @@ def make(config: Config = Config(), model: Env | None = None, network: Network |
         rollout_length=64,
         name="alphazero",
         config=config,
-        make=functools.partial(make, model=model, network=network),
+        make=again,
         policy_mask=functools.partial(policy_mask, network),
+        brought=brought_to(by_parts),
     )
 
 

@@ -13,7 +13,7 @@ import functools
 
 import jax.numpy as jnp
 
-from podium.agent import ActOutput, Agent
+from podium.agent import ActOutput, Agent, brought_to
 from podium.agents import dqn
 from podium.networks import Network
 from podium.ops.action_values import select
@@ -78,6 +78,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: dqn.Lo
     """
     check_config(config, Config)
     check_fields(config, not_negative=["epsilon_spread"], counts=["num_actors"])
+    again = functools.partial(make, network=network, loss=loss)
     base = dqn.make(config, network, loss, note=estimate)
 
     def carry(spec: EnvSpec, num_envs: int) -> Array:
@@ -90,6 +91,4 @@ def make(config: Config = Config(), network: Network | None = None, loss: dqn.Lo
         epsilon = epsilons(params.epsilon, memory, config.num_actors, config.epsilon_spread)
         return base.act(keys, params._replace(epsilon=epsilon), (), obs, first, greedy)._replace(carry=memory)
 
-    return base._replace(
-        carry=carry, number=number, act=act, name="apex", make=functools.partial(make, network=network, loss=loss)
-    )
+    return base._replace(carry=carry, number=number, act=act, name="apex", make=again, brought=brought_to(again))

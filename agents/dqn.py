@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from podium import replay
-from podium.agent import ActOutput, Agent, Aux, Plan, Replay
+from podium.agent import ActOutput, Agent, Aux, Plan, Replay, brought_to
 from podium.networks import Network, brought_or, num_actions, policy_mask, q_network, values_of_actions
 from podium.ops import action_values, optimizers
 from podium.ops.counts import Count
@@ -306,6 +306,7 @@ def make(
         config=config,
         make=again,
         policy_mask=functools.partial(policy_mask, network),
+        brought=brought_to(again),
     )
 
 

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from podium import networks
-from podium.agent import ActOutput, Agent, Aux, Plan
+from podium.agent import ActOutput, Agent, Aux, Plan, brought_to
 from podium.networks import ActorCritic, ActorCriticConfig, Network, policy_mask
 from podium.ops import losses, optimizers, returns
 from podium.ops.counts import Count
@@ -147,6 +147,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     """
     check_config(config, Config)
     _check(config)
+    again = functools.partial(make, network=network, loss=loss)
     network = networks.brought_or(network, config.network, wanted=networks.ACTOR_CRITIC)
     optimizer = optimizers.make(config.optimizer, config.optimizer_eps, config.max_grad_norm, config.rmsprop_decay)
 
@@ -213,9 +214,10 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         rollout_length=20,
         name="impala",
         config=config,
-        make=functools.partial(make, network=network, loss=loss),
+        make=again,
         statistics=statistics,
         policy_mask=functools.partial(policy_mask, network),
+        brought=brought_to(again),
     )
 
 

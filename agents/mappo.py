@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from podium.agent import ActOutput, Agent, Plan
+from podium.agent import ActOutput, Agent, Plan, brought_to
 from podium.agents import ppo
 from podium.multi import shared
 from podium.networks import Network
@@ -62,8 +62,8 @@ def make(config: Config = Config(), network: Network | None = None, loss: ppo.Lo
             )
         return agent.init(key, spec)
 
-    make_again = functools.partial(make, network=network, loss=loss)
-    return agent._replace(init=init, name="mappo" if config.central_critic else "ippo", make=make_again)
+    again, name = functools.partial(make, network=network, loss=loss), "mappo" if config.central_critic else "ippo"
+    return agent._replace(init=init, name=name, make=again, brought=brought_to(again))
 
 
 def _without_world(agent: Agent) -> Agent:

@@ -28,7 +28,7 @@ import numpy as np
 import optax
 
 from podium import replay
-from podium.agent import ActOutput, Agent, Aux, Plan
+from podium.agent import ActOutput, Agent, Aux, Plan, brought_to
 from podium.models import Model, ModelConfig, unrolled
 from podium.ops import optimizers, returns
 from podium.ops.categorical import RescaledSupport, cross_entropy
@@ -279,6 +279,7 @@ def make(config: Config = Config(), model: Model | None = None) -> Agent:
         name="muzero",
         config=config,
         make=again,
+        brought=brought_to(again),
     )
 
 

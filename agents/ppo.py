@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from podium import networks
-from podium.agent import ActOutput, Agent, Aux, Plan
+from podium.agent import ActOutput, Agent, Aux, Plan, brought_to
 from podium.networks import ActorCritic, ActorCriticConfig, Network, policy_mask
 from podium.ops import optimizers, returns, statistics
 from podium.ops.counts import Count
@@ -184,6 +184,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     """
     check_config(config, Config)
     _check(config)
+    again = functools.partial(make, network=network, loss=loss)
     network = networks.brought_or(network, config.network, wanted=networks.ACTOR_CRITIC)
     optimizer = optimizers.make("adam", config.adam_eps, config.max_grad_norm)
 
@@ -281,11 +282,12 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         *functions,
         name="ppo",
         config=config,
-        make=functools.partial(make, network=network, loss=loss),
+        make=again,
         statistics=statistics_of,
         policy_mask=functools.partial(policy_mask, network),
         stops=stops if is_on(config.target_kl) else None,
         reward_discount=config.gamma if config.normalize_reward else None,
+        brought=brought_to(again),
     )
 
 

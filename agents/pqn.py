@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podium.agent import ActOutput, Agent, Aux, Plan
+from podium.agent import ActOutput, Agent, Aux, Plan, brought_to
 from podium.networks import (
     Network,
     brought_or,
@@ -171,6 +171,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
     """
     check_config(config, Config)
     _check(config)
+    again = functools.partial(make, network=network, loss=loss)
     network = brought_or(network, config.network, wanted=values_of_actions())
     optimizer = optimizers.make("radam", config.optimizer_eps, config.max_grad_norm)
 
@@ -241,9 +242,10 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         rollout_length=32,
         name="pqn",
         config=config,
-        make=functools.partial(make, network=network, loss=loss),
+        make=again,
         statistics=num_valid,
         policy_mask=functools.partial(policy_mask, network),
+        brought=brought_to(again),
     )
 
 

@@ -27,7 +27,7 @@ import numpy as np
 import optax
 
 from podium import replay
-from podium.agent import ActOutput, Agent, Aux
+from podium.agent import ActOutput, Agent, Aux, brought_to
 from podium.agents import apex, dqn
 from podium.networks import Network, brought_or, fresh_memory, q_network, remember
 from podium.ops import action_values, returns
@@ -246,4 +246,5 @@ def make(config: Config = Config(), network: Network | None = None, loss: Loss =
         rollout_length=config.sequence_period,
         name="r2d2",
         make=again,
+        brought=brought_to(again),
     )

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from podium import noisy
-from podium.agent import ActOutput, Agent, Aux
+from podium.agent import ActOutput, Agent, Aux, brought_to
 from podium.agents import dqn
 from podium.networks import Network, brought_or, q_network, values_of_actions
 from podium.ops import categorical
@@ -195,7 +195,7 @@ def make(
         grads, aux = base.grad(key, state._replace(params=params, target_params=target_params), batch)
         return pull_back(grads)[0], aux
 
-    return base._replace(init=init, act=act, grad=grad, name="rainbow", make=again)
+    return base._replace(init=init, act=act, grad=grad, name="rainbow", make=again, brought=brought_to(again))
 
 
 def _check(config: Config) -> None:

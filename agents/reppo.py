@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from podium.agent import ActOutput, Agent, Aux, Plan
+from podium.agent import ActOutput, Agent, Aux, Plan, brought_to
 from podium.continuous import JUDGEMENT, STOCHASTIC, gaussian_policy, predictive_critic, seeing
 from podium.networks import Network, brought_or, policy_mask
 from podium.ops import optimizers, returns, statistics
@@ -321,7 +321,7 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
 
     functions = init, actor, carry, act, plan, grad, apply, observe
     mask = functools.partial(policy_mask, policy, path=("actor", "policy"))
-    return Agent(*functions, name="reppo", config=config, make=again, policy_mask=mask)
+    return Agent(*functions, name="reppo", config=config, make=again, policy_mask=mask, brought=brought_to(again))
 
 
 def _check(config: Config) -> None:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from podium import replay
-from podium.agent import ActOutput, Agent, Aux, Plan
+from podium.agent import ActOutput, Agent, Aux, Plan, brought_to
 from podium.continuous import (
     ENSEMBLE,
     STOCHASTIC,
@@ -252,4 +252,5 @@ def make(config: Config = Config(), policy: Network | None = None, critic: Netwo
         config=config,
         make=again,
         policy_mask=functools.partial(policy_mask, policy, path=("policy",)),
+        brought=brought_to(again),
     )

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from podium import replay
-from podium.agent import Agent, Aux, Plan
+from podium.agent import Agent, Aux, Plan, brought_to
 from podium.agents import dqn
 from podium.multi import shared
 from podium.multi.sharing import fold, unfold
@@ -88,7 +88,14 @@ def make(config: Config = Config(), network: Network | None = None, loss: dqn.Lo
         return team.observe(state, of_team(trajectory))
 
     return each._replace(
-        plan=plan, grad=team.grad, observe=observe, replay=team.replay, name="vdn", config=config, make=again
+        plan=plan,
+        grad=team.grad,
+        observe=observe,
+        replay=team.replay,
+        name="vdn",
+        config=config,
+        make=again,
+        brought=brought_to(again),
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
@@ -179,6 +181,7 @@ class Agent(NamedTuple):
       check: `(EnvSpec, num_envs) -> None`: raises ValueError, a sentence, for an environment or a number of them that
         it cannot learn from; asked before anything is traced. None where all will do.
       transforms: what was made of the agent that `name` and `config` tell, in order; none for that agent itself.
+      brought: names of the parts that a user brought to it, which `config` does not tell; see `brought_to`, `parts_of`.
     """
 
     init: Callable[[Key, EnvSpec], PyTree]
@@ -204,6 +207,7 @@ class Agent(NamedTuple):
     evaluation: Any = None  # An Agent, which the type of a field cannot name here.
     check: Callable[[EnvSpec, int], None] | None = None
     transforms: tuple[Transform, ...] = ()
+    brought: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Return the agent in a line: its functions would be a page."""
@@ -224,6 +228,33 @@ def check_is_agent(agent: Any) -> None:
     if not isinstance(agent, Agent):
         made = f"make({agent!r})" if isinstance(agent, str) else "ppo.make()"
         raise ValueError(f"agent={reprlib.repr(agent)} is no Agent; make one, such as podium.agents.{made}.")
+
+
+def brought_to(make: functools.partial[Agent]) -> tuple[str, ...]:
+    """Return the names of a user's parts, for `Agent.brought`: what `make` is given that is not its function's default.
+
+    >>> from podium.agents import ppo
+    >>> brought_to(functools.partial(ppo.make, network=ppo.Config().network(), loss=ppo.loss))
+    ('network',)
+    """
+    defaults = inspect.signature(make.func).parameters
+    return tuple(name for name, part in make.keywords.items() if part is not defaults[name].default)
+
+
+def parts_of(agent: Agent) -> tuple[str, ...]:
+    """Return the names of an agent's parts that are not podium's: `Agent.brought`, and functions defined elsewhere.
+
+    Neither `make` nor `check` counts: without them the agent learns and plays as it did.
+    """
+    functions = {name: part for name, part in agent._asdict().items() if callable(part)}
+    others = {name for name, part in functions.items() if name not in ("make", "check") and not _is_ours(part)}
+    return tuple(sorted(others.union(agent.brought)))
+
+
+def _is_ours(function: Any) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return (getattr(function, "__module__", None) or "").partition(".")[0] == __name__.partition(".")[0]
 
 
 def acted(agent: Agent, spec: EnvSpec, keys: Key, *given: Any) -> ActOutput:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from podium import seats
-from podium.agent import ActOutput, Agent, Aux, Plan, Transform
+from podium.agent import ActOutput, Agent, Aux, Plan, Transform, parts_of
 from podium.ranges import check_positive, check_value, is_integer
 from podium.types import Array, EnvSpec, Key, PyTree, Trajectory
 
@@ -160,6 +160,7 @@ def gated(agent: Agent, games: int = 400, threshold: float = 0.55, every: int = 
         make=functools.partial(_made, agent.make, (games, threshold, every)) if agent.make else None,
         evaluation=agent._replace(init=init, actor=lambda state: state.best, policy_mask=None),
         check=check,
+        brought=parts_of(agent),
         transforms=(*agent.transforms, Transform("gated", {"games": games, "threshold": threshold, "every": every})),
     )
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from podium import seats
-from podium.agent import ActOutput, Agent, Aux, Plan, Transform
+from podium.agent import ActOutput, Agent, Aux, Plan, Transform, parts_of
 from podium.files import name_of
 from podium.ranges import check_choice, check_positive, check_value
 from podium.types import Array, EnvSpec, Key, PyTree, Trajectory
@@ -250,6 +250,7 @@ def league(
         make=again,
         evaluation=agent._replace(init=init, actor=lambda state: agent.actor(state.learner), policy_mask=mask),
         check=check,
+        brought=parts_of(agent),
         transforms=(*agent.transforms, Transform("league", options)),
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from podium.agent import Agent, check_is_agent
+from podium.agent import Agent, check_is_agent, parts_of
 from podium.checkpoint import Checkpoints
 from podium.env import Env
 from podium.evaluate import Policy
@@ -121,6 +121,14 @@ def _load_agent(folder: RunFolder, env: Env | HostEnvFactory) -> Agent:
 
 def _made(record: Mapping[str, Any], env: Env | HostEnvFactory) -> Agent:
     """Make the agent that `podium.train.agent_record` recorded."""
+    agent = _made_by_name(record, env)
+    lacking = sorted(set(record.get("brought", ())).difference(parts_of(agent)))  # A registered one may bring its own.
+    if lacking:
+        raise ValueError(f"{record['name']} was trained with parts that no folder holds: {', '.join(lacking)}.")
+    return agent
+
+
+def _made_by_name(record: Mapping[str, Any], env: Env | HostEnvFactory) -> Agent:
     from podium import agents
 
     transforms, settings = list(record.get("transforms") or ()), record.get("settings")

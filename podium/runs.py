@@ -220,7 +220,9 @@ def compare_config(old: Mapping[str, Any], new: Mapping[str, Any], may_change: S
     """
     before, after = _flatten(to_jsonable(old)), _flatten(to_jsonable(new))
     below = lambda name, head: name == head or name.startswith(head + ".")
-    not_compared = may_change | {head for head in NOT_RECORDED if not any(below(name, head) for name in before)}
+    not_compared = may_change | {
+        head for head, sign in NOT_RECORDED.items() if not any(below(name, sign) for name in before)
+    }
     before = {name: value for name, value in NEW_FIELDS.items() if name in after} | before
     compared = sorted(name for name in {*before, *after} if not any(below(name, head) for head in not_compared))
     # Another agent or environment has other fields, a list of which would hide that.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from podium import distributed
-from podium.agent import Agent, Transform, check_is_agent
+from podium.agent import Agent, Transform, check_is_agent, parts_of
 from podium.checkpoint import CheckpointError
 from podium.env import Env
 from podium.evaluate import longest_episode, longest_evaluated
@@ -236,9 +236,11 @@ def _check_learns(agent: Agent, env: Env | HostEnvFactory, placement: Placement,
 
 def agent_record(agent: Agent) -> dict[str, Any]:
     """Return what is recorded of an agent."""
-    settings = {"settings": agent.settings.values} if agent.settings else {}
+    more = {"settings": agent.settings.values if agent.settings else (), "brought": parts_of(agent)}
     transforms = [_transform_record(transform) for transform in agent.transforms]
-    return {"name": agent.name, "config": agent.config, "transforms": transforms, **settings}
+    return {"name": agent.name, "config": agent.config, "transforms": transforms} | {
+        name: value for name, value in more.items() if value
+    }
 
 
 def _transform_record(transform: Transform) -> dict[str, Any]:

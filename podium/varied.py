@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podium.agent import ActOutput, Agent, Aux, Plan, Settings
+from podium.agent import ActOutput, Agent, Aux, Plan, Settings, parts_of
 from podium.types import Array, EnvSpec, Key, PyTree, Trajectory
 
 
@@ -114,6 +114,7 @@ def varied(make: Callable[[Any], Agent], config: Any, settings: Sequence[Mapping
         policy_mask=policy_mask if base.policy_mask else None,
         config=config,
         evaluation=evaluation,
+        brought=parts_of(base),
     )
 
     def bind(state: Varied) -> Agent:

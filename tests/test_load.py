@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +15,13 @@ import numpy as np
 import pytest
 
 import podium
-from podium.agent import Agent
-from podium.agents import alphazero, dqn, ppo
+from podium.agent import Agent, parts_of
+from podium.agents import alphazero, dqn, muzero, ppo, sac, td3
+from podium.files import to_jsonable
 from podium.gated import gated
 from podium.multi import groups, shared
 from podium.runs import RunFolder
+from podium.train import agent_record
 from podium.varied import varied
 
 PPO = ppo.Config(hidden_sizes=(4,), num_epochs=1, num_minibatches=1)
@@ -115,3 +120,90 @@ def test_a_league_of_another_kind_does_not_take_a_run_over(tmp_path: Path) -> No
 def meet_all(win_rate: Any, number: Any) -> Any:
     """Draw every snapshot alike."""
     return np.ones(2, np.float32)
+
+
+def lossy(*given: Any) -> Any:
+    """Stand for a loss of one's own."""
+    return ppo.loss(*given)
+
+
+def replanned(agent: Agent) -> Agent:
+    return agent._replace(plan=lambda *given: agent.plan(*given))
+
+
+def test_what_is_brought_to_each_agent_is_told() -> None:
+    """Arguments of `make` that a user gave, and functions put in place; what the agent has by itself is none."""
+    critics: dict[str, Callable[[], Any]] = {name: of.Config().critic for name, of in (("sac", sac), ("td3", td3))}
+    critics["muzero"] = muzero.Config().model
+    for name in podium.agents.names():
+        make, config_type, _, plans = podium.agents.get(name)
+        config = config_type()
+        if name in ("alphazero", "muzero"):
+            pytest.importorskip("mctx", reason='mctx is in the extra: pip install "podium[games]"')
+        given = {"model": podium.envs.make("podium/TicTacToe", rules=True)} if plans else {}
+        assert parts_of(make(config, **given)) == ()
+        assert parts_of(replanned(make(config, **given))) == ("plan",)
+        for part in set(inspect.signature(make).parameters) & {"network", "loss", "critic", "model"} - set(given):
+            brought = {"network": getattr(config, "network", None), "loss": lambda: lossy}.get(part, critics.get(name))
+            if brought is not None:
+                agent = make(config, **given, **{part: brought()})
+                assert parts_of(agent) == (part,), name
+                assert agent.make is not None and parts_of(agent.make(config)) == (part,), name
+
+
+@pytest.mark.parametrize(
+    ("make", "parts"),
+    [
+        (lambda: ppo.make(PPO, loss=lossy), "loss"),
+        (lambda: replanned(ppo.make(PPO, PPO.network())), "network, plan"),
+        (lambda: ppo.make(PPO)._replace(act=functools.partial(lossy)), "act"),
+        (lambda: podium.league(replanned(ppo.make(PPO)), size=2), "plan"),
+        (lambda: shared(ppo.make(PPO, loss=lossy)), "loss"),
+        (lambda: groups({"all": (shared(ppo.make(PPO, loss=lossy), 3), range(3))}), "loss"),
+        (lambda: groups({"all": (ppo.make(PPO), range(3))})._replace(observe=lossy), "observe"),
+        (lambda: varied(functools.partial(ppo.make, loss=lossy), PPO, [{"gamma": 0.5}]), "loss"),
+        (lambda: ppo.make(PPO, loss=ppo.loss), None),
+        (lambda: podium.league(ppo.make(PPO), size=2), None),
+        (lambda: groups({"all": (ppo.make(PPO), range(3))}), None),
+    ],
+)
+def test_parts_of_ones_own_must_be_given_again(make: Callable[[], Agent], parts: str | None, tmp_path: Path) -> None:
+    agent = make()
+    env, options = TAG if agent.name == "groups" else TIC_TAC_TOE
+    config = {"agent": agent_record(agent), "env": {"name": env, "options": options}, "seeds": 1}
+    assert ("brought" in json.dumps(to_jsonable(config))) is (parts is not None)
+    RunFolder.create(tmp_path / "run", config)
+    lacks = rf"pass agent=\. \w+ was trained with parts that no folder holds: {parts}\."
+    with pytest.raises(ValueError, match=lacks if parts else "No complete checkpoint"):
+        podium.load(tmp_path / "run")
+
+
+def test_a_registered_agent_brings_its_own_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(podium.agents, "_entries", dict(podium.agents._entries))
+    mine = lambda config: replanned(ppo.make(config, loss=lossy))
+    podium.agents.register("mine", mine, ppo.Config)
+    config = {"env": {"name": "podium/Catch", "options": {}}, "seeds": 1}
+    for folder, agent, words in (
+        ("as registered", mine(PPO)._replace(name="mine"), "No complete checkpoint"),
+        ("by its name", podium.agents.make("mine", PPO), "No complete checkpoint"),
+        ("with another part", mine(PPO)._replace(name="mine", act=lossy), "no folder holds: act"),
+    ):
+        RunFolder.create(tmp_path / folder, config | {"agent": agent_record(agent)})
+        with pytest.raises(ValueError, match=words):
+            podium.load(tmp_path / folder)
+
+
+def test_a_network_of_ones_own_is_not_swapped_for_that_of_config(tmp_path: Path) -> None:
+    train = lambda agent, **more: podium.train(agent, "podium/Catch", run_dir=tmp_path / "run", **SIZES, **more)
+    agent = ppo.make(PPO, network=dataclasses.replace(PPO, activation="relu").network())
+    result = train(agent)
+    with pytest.raises(ValueError, match="pass agent=. ppo was trained with parts that no folder holds: network"):
+        podium.load(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"agent.brought was \['network'\] and is not set\. On --resume"):
+        train(ppo.make(PPO), resume=True)
+    with pytest.raises(ValueError, match=r"agent.brought was \['network'\] and is \['loss', 'network'\]"):
+        train(ppo.make(PPO, PPO.network(), lossy), resume=True)
+    again = train(agent, resume=True)
+    loaded = podium.load(tmp_path / "run", agent=agent)
+    for policy in (again.policy, loaded):
+        jax.tree.map(np.testing.assert_array_equal, policy.params, result.policy.params)

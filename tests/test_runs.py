@@ -169,6 +169,13 @@ def test_names_every_field_that_differs():
         compare_config({"flag": True}, {"flag": 1})
 
 
+def test_a_run_of_0_1_0_does_not_tell_what_was_brought_to_its_agent():
+    new = {"agent": {"name": "ppo", "transforms": [], "brought": ["network"]}}
+    compare_config({"agent": {"name": "ppo"}}, new)
+    with pytest.raises(ValueError, match=r"agent.brought was not set and is \['network'\]"):
+        compare_config({"agent": {"name": "ppo", "transforms": []}}, new)
+
+
 def test_default_run_dir_is_new_and_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     first = default_run_dir("ppo ../CartPole/v1")

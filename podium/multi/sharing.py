@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podium.agent import ActOutput, Agent, Plan, Replay, Transform, check_is_agent
+from podium.agent import ActOutput, Agent, Plan, Replay, Transform, check_is_agent, parts_of
 from podium.ranges import check_positive
 from podium.replay.ring import terminate
 from podium.types import Array, ArraySpec, DiscreteSpec, EnvSpec, Key, PyTree, Trajectory, is_spec
@@ -100,6 +100,7 @@ def shared(agent: Agent, num_agents: int | None = None) -> Agent:
         number=number_them if agent.number else None,
         multi_agent=True,
         make=None if agent.make is None else functools.partial(_made, agent.make, num_agents),
+        brought=parts_of(agent),
         transforms=(*agent.transforms, Transform("shared", {"num_agents": num_agents})),
     )
 
