@@ -63,7 +63,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: ppo.Lo
         return agent.init(key, spec)
 
     again, name = functools.partial(make, network=network, loss=loss), "mappo" if config.central_critic else "ippo"
-    return agent._replace(init=init, name=name, make=again, brought=brought_to(again))
+    return agent._replace(init=init, name=name, make=again, transforms=(), brought=brought_to(again))
 
 
 def _without_world(agent: Agent) -> Agent:

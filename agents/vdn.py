@@ -95,6 +95,7 @@ def make(config: Config = Config(), network: Network | None = None, loss: dqn.Lo
         name="vdn",
         config=config,
         make=again,
+        transforms=(),
         brought=brought_to(again),
     )
 

@@ -141,7 +141,7 @@ def test_what_is_brought_to_each_agent_is_told() -> None:
         if name in ("alphazero", "muzero"):
             pytest.importorskip("mctx", reason='mctx is in the extra: pip install "podium[games]"')
         given = {"model": podium.envs.make("podium/TicTacToe", rules=True)} if plans else {}
-        assert parts_of(make(config, **given)) == ()
+        assert parts_of(make(config, **given)) == () == make(config, **given).transforms
         assert parts_of(replanned(make(config, **given))) == ("plan",)
         for part in set(inspect.signature(make).parameters) & {"network", "loss", "critic", "model"} - set(given):
             brought = {"network": getattr(config, "network", None), "loss": lambda: lossy}.get(part, critics.get(name))
