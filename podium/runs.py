@@ -1,6 +1,6 @@
 """The folder of a run: what was run, how it went, and its checkpoints.
 
-    runs/<name>/config.json     the configuration, with versions, git commit, placement and date
+    runs/<name>/config.json     the configuration, the placement's too, with versions, git commit and date
     runs/<name>/placement.txt   who runs where, what moves in an update, how stale it may be and who waits for whom
     runs/<name>/placement.svg   the same, drawn
     runs/<name>/metrics.jsonl   one object a logged chunk

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,12 @@ class Saved:
 
 
 def read_saved(
-    folder: RunFolder, config: Mapping[str, Any], program: Program, schedule: Schedule, keep_checkpoints: int
+    folder: RunFolder,
+    config: Mapping[str, Any],
+    program: Program,
+    schedule: Schedule,
+    keep_checkpoints: int,
+    may_change: Set[str] = frozenset(),
 ) -> Saved:
     """Check that the run in a folder can be resumed, and read it.
 
@@ -65,6 +70,7 @@ def read_saved(
       program: that resumes it.
       schedule: that it is resumed on.
       keep_checkpoints: newest ones to keep.
+      may_change: settings of the placement that may differ.
 
     Raises:
       ValueError: the configuration differs where it may not, or the run has done more steps than `schedule` allows.
@@ -72,9 +78,10 @@ def read_saved(
     """
     _check_checkpoints(folder.checkpoints)
     checkpoints = Checkpoints(folder.checkpoints, keep_checkpoints)
-    saved_under = _placement_of_newest(checkpoints)
+    newest = _meta_of_newest(checkpoints)
+    saved_under = newest.get("placement")
     adopts = saved_under not in (None, program.layout)
-    compare_config(folder.config, config, MAY_CHANGE | {"num_lanes"} if adopts else MAY_CHANGE)
+    _compare(folder.config, config, newest.get("placement_record"), adopts, may_change)
     rows = read_metrics(folder.metrics) if folder.metrics.exists() else []
     seen = distributed.gather(checkpoints.steps())
     if any(steps != seen[0] for steps in seen):
@@ -111,12 +118,24 @@ def read_saved(
     )
 
 
-def _placement_of_newest(checkpoints: Checkpoints) -> str | None:
-    """Return the layout of the newest checkpoint, if that can be read and names it."""
+def _compare(old: Mapping[str, Any], new: Mapping[str, Any], last: Any, adopts: bool, may_change: Set[str]) -> None:
+    """Compare configurations; of the placement, its settings where the same one saved `last`, else the first."""
+    if last is not None:
+        old = {**old, "placement": last}
+    free, was, now = MAY_CHANGE | {"num_lanes"} if adopts else MAY_CHANGE, old.get("placement"), new["placement"]
+    if adopts or (isinstance(was, Mapping) and was.get("name") != now["name"]):
+        free |= {"placement"}
+    else:
+        free |= {f"placement.settings.{name}" for name in may_change}
+    compare_config(old, new, free)
+
+
+def _meta_of_newest(checkpoints: Checkpoints) -> dict[str, Any]:
+    """Return what the newest checkpoint says of itself; nothing if it cannot be read."""
     try:
-        return checkpoints.meta(checkpoints.steps()[-1]).get("placement")
+        return checkpoints.meta(checkpoints.steps()[-1])
     except (CheckpointError, IndexError):
-        return None  # Damage is reported where it is restored.
+        return {}  # Damage is reported where it is restored.
 
 
 def _restore_alike(checkpoints: Checkpoints, target: PyTree, prefix: str) -> tuple[PyTree, dict[str, Any], int]:

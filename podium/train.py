@@ -17,6 +17,7 @@ from podium.evaluate import longest_episode, longest_evaluated
 from podium.evaluator import Evaluator
 from podium.host import HostEnvFactory, check_is_env
 from podium.loop import NonFiniteError, Result, Run
+from podium.placement import record_of
 from podium.placement.anakin import Anakin
 from podium.placement.contract import Placement, Program, check_is_placement
 from podium.placement.remote.engine import check_engines
@@ -158,7 +159,7 @@ def train(
         num_lanes=num_lanes,
         max_updates=longest_chunk,
     )
-    config = {
+    config: dict[str, Any] = {
         "agent": agent_record(program.agent),
         "env": env_record,
         "num_steps": num_steps,
@@ -173,11 +174,15 @@ def train(
         "checkpoint_every": checkpoint_every,
         "log_every": log_every,
         "devices": len(program.devices),
+        "placement": record_of(placement),
     }
     first = distributed.is_first()
     with contextlib.ExitStack() as stack:
         stack.callback(program.close)
-        saved = read_saved(resumed, config, program, schedule, keep_checkpoints) if resumed else None
+        saved = None
+        if resumed:
+            may_change = {name for name in placement.may_change if hasattr(placement, name)}
+            saved = read_saved(resumed, config, program, schedule, keep_checkpoints, may_change)
         if announce is not None and first:
             announce(program, schedule)
         # Only from here on is anything compiled or written.
@@ -197,6 +202,7 @@ def train(
             keeps=run_dir is not None,
             keep_checkpoints=keep_checkpoints,
             sinks=make_sinks(schedule, progress, wandb, config, path, sinks) if first else (),
+            placement=config["placement"],
             saved=saved,
         )
         stack.enter_context(recorder)

@@ -27,7 +27,11 @@ NEW_FIELDS: Mapping[str, Any] = {
 }
 """Fields that the `config.json` of an older run lacks, each with the value that does what was done then."""
 
-NOT_RECORDED: Mapping[str, str] = {"agent.brought": "agent.transforms", "agent.transforms": "agent.transforms"}
+NOT_RECORDED: Mapping[str, str] = {
+    "agent.brought": "agent.transforms",
+    "agent.transforms": "agent.transforms",
+    "placement": "placement",
+}
 """What the `config.json` of an older run does not tell, though it may have been anything: one that lacks the second."""
 
 

@@ -7,7 +7,9 @@ call `register`.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
+from podium.files import name_of, to_jsonable
 from podium.placement.anakin import Anakin
 from podium.placement.central_inference import CentralInference
 from podium.placement.contract import Placement, Program, RunState, Sizes
@@ -79,6 +81,23 @@ def get(name: str) -> type[Placement]:
     return PLACEMENTS[find(name)]
 
 
+def record_of(placement: Placement) -> dict[str, Any]:
+    """Return what is recorded of a placement: its name, as registered or else its class's, and its settings.
+
+    Of those that a resumed run may have otherwise, numbers and words: no devices, and no engine. Nor is there anything
+    that prints as its address, which is another every time.
+    """
+    kind, settings = type(placement), dict[str, Any]()
+    fields: tuple[Any, ...] = dataclasses.fields(placement) if dataclasses.is_dataclass(placement) else ()
+    for field in fields:
+        value = getattr(placement, field.name)
+        value = name_of(value) if callable(value) else value
+        says = field.name not in placement.may_change or isinstance(value, int | float | str | None)
+        if says and " at 0x" not in repr(value):
+            settings[field.name] = to_jsonable(value)
+    return {"name": {known: name for name, known in PLACEMENTS.items()}.get(kind, kind.__name__), "settings": settings}
+
+
 __all__ = [
     "PLACEMENTS",
     "Anakin",
@@ -98,5 +117,6 @@ __all__ = [
     "find",
     "get",
     "names",
+    "record_of",
     "register",
 ]

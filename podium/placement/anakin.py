@@ -53,6 +53,7 @@ class Anakin(Placement):
     takes_host_envs: ClassVar[bool] = False
     takes_seeds: ClassVar[bool] = True
     takes_processes: ClassVar[bool] = True
+    may_change: ClassVar[frozenset[str]] = Placement.may_change | {"model", "shard"}
 
     devices: Devices = None
     model: int = 1

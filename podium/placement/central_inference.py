@@ -13,7 +13,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from podium.agent import Agent
 from podium.devices import Devices, resolve_devices
@@ -54,6 +54,8 @@ class CentralInference(Placement):
       engine: where environments are stepped: "threads" steps them in this process; "ray" steps those of each thread in
         a Ray actor, a process of its own (`podium.launch`), and observations and actions travel.
     """
+
+    may_change: ClassVar[frozenset[str]] = Placement.may_change | {"batch_size", "envs_per_actor", "max_wait"}
 
     envs_per_actor: int | None = None
     devices: Devices = None

@@ -339,6 +339,10 @@ class Placement:
     """Whether it runs several seeds in one program."""
     takes_processes: ClassVar[bool] = False
     """Whether it runs over several processes."""
+    may_change: ClassVar[frozenset[str]] = frozenset(
+        {"actor_devices", "actor_timeout", "devices", "engine", "learner_devices", "queue_depth", "restarts"}
+    )
+    """Settings that a resumed run may have otherwise: where and how fast it runs, and not by what rules it learns."""
 
     def build(
         self,

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -89,6 +89,8 @@ class DistributedActors(Placement):
         `actor_devices`; "ray" has those of each in a Ray actor (`podium.launch`), a process of its own, on its CPU or
         the GPU that it is given. Parameters go there and rollouts come back.
     """
+
+    may_change: ClassVar[frozenset[str]] = Placement.may_change | {"replay_device", "replay_engine", "workers"}
 
     workers: int = 4
     actor_devices: Devices = None

@@ -71,6 +71,7 @@ class Evolution(Placement):
 
     whole_episodes: ClassVar[bool] = True
     takes_processes: ClassVar[bool] = True
+    may_change: ClassVar[frozenset[str]] = Placement.may_change | {"members_at_once"}
 
     sigma: float = 0.05
     learning_rate: float = 0.02

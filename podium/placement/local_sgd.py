@@ -69,6 +69,7 @@ class LocalSGD(Placement):
     """
 
     takes_processes: ClassVar[bool] = True
+    may_change: ClassVar[frozenset[str]] = Placement.may_change | {"workers"}  # The layout has them.
 
     workers: int | None = None
     average_every: int = 4

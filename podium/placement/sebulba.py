@@ -56,6 +56,7 @@ class Sebulba(Placement):
     """
 
     takes_processes: ClassVar[bool] = True
+    may_change: ClassVar[frozenset[str]] = Placement.may_change | {"actor_threads", "envs_per_actor", "groups"}
 
     actor_devices: Devices = None
     learner_devices: Devices = None

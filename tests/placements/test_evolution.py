@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -309,6 +311,27 @@ def test_a_run_resumes_exactly(tmp_path: Path) -> None:
     podium.train(agent, "podium/Catch", num_steps=5 * unit, run_dir=tmp_path / "run", **settings)
     resumed = podium.train(agent, "podium/Catch", num_steps=8 * unit, run_dir=tmp_path / "run", resume=True, **settings)
     assert resumed.summary["params_sha256"] == whole.summary["params_sha256"]
+
+
+def test_a_resumed_run_keeps_what_decides_about_its_results(tmp_path: Path) -> None:
+    agent, unit, folder = AGENTS["ppo"], POPULATION * LIMIT, tmp_path / "run"
+
+    def train(placement: podium.Evolution, **more: Any) -> podium.Result:
+        sizes: dict[str, Any] = {"num_steps": unit, "num_envs": POPULATION, "eval_episodes": 4, "progress": False}
+        return podium.train(agent, "podium/Catch", placement=placement, run_dir=folder, **sizes, **more)
+
+    first = train(podium.Evolution(devices=1))
+    recorded = json.loads((folder / "config.json").read_text())["config"]["placement"]
+    assert recorded["name"] == "evolution" and recorded["settings"] == dataclasses.asdict(podium.Evolution(devices=1))
+    changes: Any
+    for changes, words in (
+        ({"sigma": 0.25}, r"placement.settings.sigma was 0.05 and is 0.25\. On --resume may change: "),
+        ({"episodes": 2, "weight_decay": 0.1}, "episodes was 1 and is 2; placement.settings.weight_decay was 0.0 and"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            train(podium.Evolution(devices=1, **changes), resume=True)
+    again = train(podium.Evolution(devices=jax.devices()[:2], members_at_once=8, actor_timeout=9.0), resume=True)
+    assert again.summary["params_sha256"] == first.summary["params_sha256"]
 
 
 # The last layer of a Q-network is not small at the start, so that it takes more noise to change what is greedy.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +22,7 @@ from podium.learn import learn
 from podium.placement import PLACEMENTS
 from podium.placement.contract import Asked, RunState, Sizes
 from podium.placement.remote.engine import Threads
+from podium.placement.remote.ray import RayEngine
 from podium.report import NEVER, Report, Role, device_name
 from podium.rollout import begin, rollout
 from podium.testing import check_metrics
@@ -124,6 +126,34 @@ SETTINGS: Mapping[str, Any] = {
     "log_every": 144,
     "progress": False,
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Odd(podium.placement.Placement):
+    """A placement that nobody registered, with settings that JSON does not know."""
+
+    rule: Any = dataclasses.replace
+    thing: Any = dataclasses.field(default_factory=object)
+    space: Any = None
+
+
+def test_what_is_recorded_of_a_placement_is_json_and_tells_no_secret() -> None:
+    engine = RayEngine({"runtime_env": {"env_vars": {"KEY": "secret"}}})
+    for name, kind in PLACEMENTS.items():
+        fields = {field.name for field in dataclasses.fields(kind)}
+        assert kind.may_change - podium.placement.Placement.may_change <= fields
+        given = {"engine": engine, "replay_engine": engine, "replay_device": jax.devices()[0], "devices": jax.devices()}
+        changed = kind(**{name: value for name, value in given.items() if name in fields})
+        record = placement.record_of(changed)
+        assert record["name"] == name and record["settings"].keys() == fields - given.keys()
+        assert "secret" not in json.dumps(record)
+        assert json.loads(json.dumps(record)) == record == placement.record_of(dataclasses.replace(changed))
+    space = {"learning_rate": np.float32([0.5, 1.0]), "gamma": podium.Draws(0.5, 0.75)}
+    of_odd = {
+        "rule": "dataclasses.replace",
+        "space": {"learning_rate": [0.5, 1.0], "gamma": {"low": 0.5, "high": 0.75, "log": False}},
+    }
+    assert placement.record_of(Odd(space=space)) == {"name": "Odd", "settings": of_odd}
 
 
 def test_a_placement_from_outside_is_trained_as_those_from_inside(outside: str, tmp_path: Path) -> None:

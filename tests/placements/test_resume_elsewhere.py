@@ -31,7 +31,7 @@ SHORT = ["Anakin", "LocalSGD", "Sebulba"]
 LONG = [*PLACEMENTS, "Anakin"]
 
 
-def train(agent: Any, placement: str, updates: int, folder: Path, **options: Any) -> podium.Result:
+def train(agent: Any, placement: Any, updates: int, folder: Path, **options: Any) -> podium.Result:
     env: Any = podium.envs.make("podium/Catch")
     env = on_host(env) if placement in ("Sebulba", "CentralInference") else env
     return podium.train(
@@ -40,7 +40,7 @@ def train(agent: Any, placement: str, updates: int, folder: Path, **options: Any
         num_steps=STEPS * updates,
         num_envs=8,
         rollout_length=9,
-        placement=PLACEMENTS[placement],
+        placement=PLACEMENTS[placement] if isinstance(placement, str) else placement,
         run_dir=folder,
         eval_episodes=4,
         progress=False,
@@ -84,6 +84,17 @@ def test_other_sizes_are_still_refused(tmp_path: Path) -> None:
     train(agent, "Anakin", 1, tmp_path / "run")
     with pytest.raises(ValueError, match="seed was 0 and is 1"):
         train(agent, "LocalSGD", 2, tmp_path / "run", resume=True, seed=1)
+
+
+def test_settings_are_compared_with_those_of_the_placement_that_saved_last(tmp_path: Path) -> None:
+    """Another placement takes the run over with settings of its own; who resumes it then has to have these."""
+    agent, folder = ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2)), tmp_path / "run"
+    train(agent, "Anakin", 1, folder)
+    train(agent, podium.Evolution(sigma=0.25, devices=1), 2, folder, resume=True)
+    train(agent, podium.Evolution(sigma=0.25, devices=2), 2, folder, resume=True)
+    with pytest.raises(ValueError, match="placement.settings.sigma was 0.25 and is 0.05"):
+        train(agent, "Evolution", 2, folder, resume=True)
+    assert json.loads((folder / "config.json").read_text())["config"]["placement"]["name"] == "anakin"
 
 
 def test_the_same_placement_with_other_workers_is_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
