@@ -99,7 +99,7 @@ def read_saved(
             f"num_steps allows {schedule.total * steps} environment steps, but the run has done {done * steps}; give "
             "a larger num_steps to resume it."
         )
-    if adopts and distributed.is_first():
+    if adopts and done < schedule.total and distributed.is_first():
         print(
             f"Resumed under {program.layout} what {saved_under} saved: the agent's state is exactly as it was; "
             "episodes, and a replay where there is one, begin anew.",

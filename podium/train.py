@@ -191,7 +191,7 @@ def train(
         if run_dir is not None and not resumed and first:
             folder = RunFolder.create(run_dir, config, placement.explain().words)
             stack.enter_context(_discarding(folder))
-        if folder:
+        if folder and (saved is None or saved.update < schedule.total):  # What ended already runs nowhere.
             folder.write_report(program.explain())
         path = folder.path if folder else None
         evaluator = Evaluator(program, env, schedule, seed)

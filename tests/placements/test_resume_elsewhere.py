@@ -86,6 +86,19 @@ def test_other_sizes_are_still_refused(tmp_path: Path) -> None:
         train(agent, "LocalSGD", 2, tmp_path / "run", resume=True, seed=1)
 
 
+def test_a_run_that_has_ended_is_not_said_to_run_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    agent, folder = ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2)), tmp_path / "run"
+    first = train(agent, "Anakin", 1, folder)
+    report = lambda: [(folder / f"placement.{ending}").read_text() for ending in ("txt", "svg")]
+    before = report()
+    again = train(agent, "Single", 1, folder, resume=True)
+    assert again.summary == first.summary and report() == before
+    assert "Resumed" not in capsys.readouterr().err
+    train(agent, "Single", 2, folder, resume=True)
+    assert report() != before
+    assert "Resumed under Single what Anakin saved" in capsys.readouterr().err
+
+
 def test_settings_are_compared_with_those_of_the_placement_that_saved_last(tmp_path: Path) -> None:
     """Another placement takes the run over with settings of its own; who resumes it then has to have these."""
     agent, folder = ppo.make(ppo.Config(hidden_sizes=(16,), num_minibatches=2)), tmp_path / "run"
