@@ -36,7 +36,7 @@ class Recorder:
       keeps: whether the run has a folder, in whichever process.
       keep_checkpoints: newest ones to keep.
       sinks: further places for rows.
-      placement: what is recorded of it, for checkpoints.
+      config: what of the run's checkpoints are to tell.
       saved: of the run that is resumed; the folder's metrics are taken back to it. None for a new run.
 
     Attributes:
@@ -54,11 +54,11 @@ class Recorder:
         keeps: bool = False,
         keep_checkpoints: int = 3,
         sinks: Sequence[Any] = (),
-        placement: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
         saved: Saved | None = None,
     ):
         self._program, self._schedule, self._folder, self._keeps = program, schedule, folder, keeps
-        self._additions, self._placement = program.additions, placement
+        self._additions, self._config = program.additions, config or {}
         self._tally = Tally(self._additions, saved.tally if saved else None)
         self.rows: list[dict[str, Any]] = list(saved.rows) if saved else []
         self.evaluation: Mapping[str, Any] = saved.evaluation if saved else {}
@@ -154,7 +154,7 @@ class Recorder:
             "evaluation": self.evaluation,
             "tally": self._tally.record(),
             "placement": self._program.layout,
-            "placement_record": self._placement,
+            "config": self._config,
         }
         self._checkpoints.save(self.env_steps(update), state, meta)
 

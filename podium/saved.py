@@ -23,6 +23,9 @@ MAY_CHANGE = frozenset(
 )
 """What a resumed run may do otherwise than the run it resumes."""
 
+OF_PLACEMENT = ("num_lanes", "placement")
+"""What of the configuration checkpoints tell too: another placement that took the run over may have others."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
@@ -81,7 +84,7 @@ def read_saved(
     newest = _meta_of_newest(checkpoints)
     saved_under = newest.get("placement")
     adopts = saved_under not in (None, program.layout)
-    _compare(folder.config, config, newest.get("placement_record"), adopts, may_change)
+    _compare(folder.config, config, newest.get("config") or {}, adopts, may_change)
     rows = read_metrics(folder.metrics) if folder.metrics.exists() else []
     seen = distributed.gather(checkpoints.steps())
     if any(steps != seen[0] for steps in seen):
@@ -118,10 +121,11 @@ def read_saved(
     )
 
 
-def _compare(old: Mapping[str, Any], new: Mapping[str, Any], last: Any, adopts: bool, may_change: Set[str]) -> None:
-    """Compare configurations; of the placement, its settings where the same one saved `last`, else the first."""
-    if last is not None:
-        old = {**old, "placement": last}
+def _compare(
+    old: Mapping[str, Any], new: Mapping[str, Any], last: Mapping[str, Any], adopts: bool, may_change: Set[str]
+) -> None:
+    """Compare configurations; what the newest checkpoint tells, `last`, counts before what the run began with."""
+    old = {**old, **last}
     free, was, now = MAY_CHANGE | {"num_lanes"} if adopts else MAY_CHANGE, old.get("placement"), new["placement"]
     if adopts or (isinstance(was, Mapping) and was.get("name") != now["name"]):
         free |= {"placement"}

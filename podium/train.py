@@ -24,7 +24,7 @@ from podium.placement.remote.engine import check_engines
 from podium.ranges import check_type, is_integer, plain
 from podium.recorder import Recorder, check_sinks, make_sinks
 from podium.runs import RunFolder, check_new_folder
-from podium.saved import read_saved
+from podium.saved import OF_PLACEMENT, read_saved
 from podium.schedule import Pace, Schedule, make_schedule
 from podium.signals import catch_signals
 
@@ -202,7 +202,7 @@ def train(
             keeps=run_dir is not None,
             keep_checkpoints=keep_checkpoints,
             sinks=make_sinks(schedule, progress, wandb, config, path, sinks) if first else (),
-            placement=config["placement"],
+            config={name: config[name] for name in OF_PLACEMENT},
             saved=saved,
         )
         stack.enter_context(recorder)
