@@ -114,8 +114,14 @@ AGENTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", AGENTS)
-@pytest.mark.parametrize("placement", PLACEMENTS)
+EACH = [(placement, name) for placement in PLACEMENTS for name in AGENTS]
+AT_ONCE = [("sebulba", "ppo"), ("two learners", "impala"), ("central inference", "dqn"), ("two workers", "ppo")]
+"""Of these, a few that have each placement's ways, and each agent, in them; the others nightly."""
+
+
+@pytest.mark.parametrize(
+    ("placement", "name"), [pytest.param(*each, marks=[pytest.mark.slow] * (each not in AT_ONCE)) for each in EACH]
+)
 def test_every_placement_learns_from_films_what_it_does_from_stacks(placement: str, name: str) -> None:
     params, sizes = [], []
     for says_so in (True, False):

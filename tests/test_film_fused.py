@@ -85,13 +85,24 @@ def assert_same_of_films(placement: str, agent: str, **sizes: Any) -> None:
     assert_close(told, not_told, tolerance=1e-6, relative=0)
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+NIGHTLY = ("ppo, whole", "ppo, normalised", "a2c")
+"""What is like another of them with films."""
+
+
+@pytest.mark.parametrize("agent", [pytest.param(name, marks=[pytest.mark.slow] * (name in NIGHTLY)) for name in AGENTS])
 def test_every_agent_learns_from_films_what_it_does_from_stacks(agent: str) -> None:
     assert_same_of_films("one device", agent)
 
 
 @pytest.mark.parametrize(
-    "placement", ["single", "two devices", "sebulba", "distributed actors", "parameter server", "two workers"]
+    "placement",
+    [
+        *("single", "sebulba"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("two devices", "distributed actors", "parameter server", "two workers")
+        ),
+    ],
 )
 @pytest.mark.parametrize("agent", ["ppo", pytest.param("ppo, memory", marks=pytest.mark.slow)])
 def test_every_placement_learns_from_films_what_it_does_from_stacks(agent: str, placement: str) -> None:

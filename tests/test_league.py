@@ -102,7 +102,7 @@ def moves_of(trajectory: Trajectory, b: int, seat: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "env",
     [
-        KUHN,
+        pytest.param(KUHN, marks=pytest.mark.slow),
         time_limit(envs.make("podium/TicTacToe"), 5),
         pytest.param(TIC_TAC_TOE, marks=pytest.mark.slow),
         pytest.param(probe_game(3), marks=pytest.mark.slow),

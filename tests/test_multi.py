@@ -131,7 +131,16 @@ def test_who_dies_between_two_rollouts_terminates_in_a_replay_too(kind: str, gap
     assert not terminated[1:].any()
 
 
-@pytest.mark.parametrize("settings", [{}, {"memory": "gru"}, {"memory": "lstm"}, {"torso": "minatar_cnn"}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"memory": "gru"},
+        pytest.param({"memory": "lstm"}, marks=pytest.mark.slow),
+        pytest.param({"torso": "minatar_cnn"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("make", [mappo.make, ippo.make])
 def test_the_critic_of_mappo_alone_sees_the_world(make: Any, settings: dict[str, Any]) -> None:
     frames, world = ArraySpec((NUMBER, 10, 10, 2)), ArraySpec((NUMBER, 10, 10, 3))

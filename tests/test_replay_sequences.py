@@ -90,11 +90,14 @@ class SlowReplay:
 
 
 # Rollout length, length of a window, burn-in, period, rows.
-SHAPES = [(4, 6, 2, 2, 16), (4, 5, 0, 4, 12), (1, 6, 3, 3, 12), (2, 7, 6, 4, 16), (12, 4, 1, 3, 24), (6, 6, 2, 6, 12)]
+SHAPES = [(4, 6, 2, 2, 16), (4, 5, 0, 4, 12), (1, 6, 3, 3, 12), (12, 4, 1, 3, 24), (6, 6, 2, 6, 12)]
+LONG = (2, 7, 6, 4, 16)  # Of small parts: many insertions.
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("time", "length", "burn_in", "period", "rows"), SHAPES)
+@pytest.mark.parametrize(
+    ("time", "length", "burn_in", "period", "rows"), [*SHAPES, pytest.param(*LONG, marks=pytest.mark.slow)]
+)
 def test_random_insertions_cuts_ends_and_samples_against_lists(
     time: int, length: int, burn_in: int, period: int, rows: int, masked: bool
 ) -> None:

@@ -79,7 +79,7 @@ def test_bytes_are_convolved_as_their_255ths(channels: int, dtype: Any) -> None:
     assert_close_in_scale((value, gradient), both(vision.lax_convolve, jnp.asarray(x)), tolerance)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_frames_are_computed_with_in_the_dtype_whatever_they_are(dtype: str) -> None:
     x = frames(2, size=20)
     for frame in (x, x > 100):
@@ -105,7 +105,9 @@ def test_what_each_platform_is_given(platform: str, size: int, outputs: int, con
     assert text.count("stablehlo.dot_general") == products
 
 
-@pytest.mark.parametrize("apart", [(True, True), (False, True), (True, False)], ids=str)
+@pytest.mark.parametrize(
+    "apart", [pytest.param((True, True), marks=pytest.mark.slow), (False, True), (True, False)], ids=str
+)
 def test_several_kernels_are_taken_in_turn_on_a_cpu_and_give_what_each_gives_alone(apart: tuple[bool, bool]) -> None:
     shapes = (2, 9, 9, 3), (4, 4, 3, 5)
     keys = jax.random.split(jax.random.key(0))

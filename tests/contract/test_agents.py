@@ -281,6 +281,7 @@ def test_truncation_taken_for_termination_is_refused(made) -> None:
         testing.check_agent(agent._replace(plan=plan), probe)
 
 
+@pytest.mark.slow
 def test_rows_that_an_agent_leaves_out_where_an_episode_was_cut_are_no_terminations() -> None:
     agent = td3.make(td3.Config(hidden_sizes=(4,), batch_size=16, buffer_capacity=512, min_replay_size=64))
 
