@@ -226,17 +226,16 @@ def _discarding(folder: RunFolder) -> Iterator[None]:
 
 
 def _check_learns(agent: Agent, env: Env | HostEnvFactory, placement: Placement, schedule: Schedule) -> None:
-    """Raise ValueError for a run whose steps, all of them, are less than a replay must hold before anything is learnt.
-
-    (Where each of several workers has a replay of its own, it may end before that all the same.)
-    """
+    """Raise ValueError for a run whose steps end before a replay holds what it must before anything is learnt."""
     if agent.replay is None or placement.whole_episodes:  # What evolves learns nothing else.
         return
     least, steps = getattr(agent.config, "min_replay_size", 0), schedule.total * schedule.steps_per_update
-    if least > steps * (env.spec.num_agents or 1):
+    replays = placement.num_replays()
+    if least > steps // replays * (env.spec.num_agents or 1):
+        each = f" and {steps // replays} for each of {replays} replays" if replays > 1 else ""
         raise ValueError(
-            f"num_steps, {steps} in whole iterations, end before learning begins, at min_replay_size={least}; use "
-            "more, or a smaller min_replay_size."
+            f"num_steps, {steps} in whole iterations{each}, end before learning begins, at min_replay_size={least}; "
+            "use more, or a smaller min_replay_size."
         )
 
 

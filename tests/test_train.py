@@ -95,6 +95,12 @@ def test_a_run_that_ends_before_it_learns_is_refused(tmp_path: Path) -> None:
     agent = dqn.make(dqn.Config(hidden_sizes=(4,)))
     with pytest.raises(ValueError, match="num_steps, .* end before learning begins, at min_replay_size=1000; use more"):
         podium.train(agent, "podium/Catch", num_steps=1_010, num_envs=64, run_dir=tmp_path / "run")
+    placements: list[podium.Placement] = [podium.ParameterServer(workers=2), podium.LocalSGD(devices=1, workers=2)]
+    for placement in placements:  # Each worker has a replay of its own.
+        with pytest.raises(ValueError, match="1920 in whole iterations and 960 for each of 2 replays, end before"):
+            podium.train(
+                agent, "podium/Catch", num_steps=1_920, num_envs=64, placement=placement, run_dir=tmp_path / "run"
+            )
     assert not (tmp_path / "run").exists()
 
 

@@ -344,6 +344,10 @@ class Placement:
     )
     """Settings that a resumed run may have otherwise: where and how fast it runs, and not by what rules it learns."""
 
+    def num_replays(self) -> int:
+        """Return how many replays share the steps of a run: one, or one a worker where each learns from its own."""
+        return 1
+
     def build(
         self,
         agent: Agent,

@@ -108,6 +108,10 @@ class LocalSGD(Placement):
             raise ValueError("devices=1 make one worker, which is podium.Anakin(1); LocalSGD averages two or more.")
         return [cls(num_devices, devices=num_devices)]
 
+    def num_replays(self) -> int:
+        """Return the number of workers."""
+        return self._resolve()[1]
+
     def _resolve(self) -> tuple[list[jax.Device], int]:
         check_fields(self, counts=("workers", "average_every"), positive=("actor_timeout",))
         check_choice("mix", self.mix, MIXES)

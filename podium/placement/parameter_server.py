@@ -153,6 +153,10 @@ class ParameterServer(Placement):
         engine, devices = resolve_engine(self.engine), resolve_devices(self.devices)
         return engine, [devices[0 if engine.apart else worker % len(devices)] for worker in range(self.workers)]
 
+    def num_replays(self) -> int:
+        """Return the number of workers."""
+        return len(self._resolve()[1])
+
     def _lanes(self, acting: Any, requested: int | None) -> int:
         """Return the lanes of each worker; `requested` are those of all together."""
         if requested is not None and (requested < 1 or requested % self.workers):
