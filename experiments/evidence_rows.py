@@ -171,6 +171,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         *("ppo", "craftax/Classic-Symbolic", "craftax-classic"),
+        together=False,
         published=Published(
             10.3, "PPO with a ResNet of pixels, 1M steps of Crafter (Moon et al. 2023, arXiv 2307.03486)"
         ),
