@@ -215,8 +215,8 @@ def test_what_is_being_made_is_waited_for_longer_than_a_standstill() -> None:
 @pytest.mark.slow
 def test_a_rollout_may_take_longer_than_a_step(limiters: list[RateLimiter]) -> None:
     """Neither who inserts rollouts nor who learns from them hangs where workers step slowly."""
-    slow = before_every_step(lambda call: time.sleep(1.0))
-    _, metrics = run(AGENTS["dqn"], 5, slow, workers=1, actor_timeout=3.0)
+    slow = before_every_step(lambda call: time.sleep(1.5))
+    _, metrics = run(AGENTS["dqn"], 5, slow, workers=1, actor_timeout=5.0)
     assert np.isfinite(metrics["loss"]).any()
 
 
