@@ -157,15 +157,21 @@ def test_the_command_line_knows_it(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(json.loads(out.splitlines()[-1])["setting_gamma"]) == 2
 
 
-def test_one_that_diverged_begins_anew_from_a_good_one() -> None:
+def taken_over(agent: Any) -> tuple[Any, Any, Any]:
+    """Return the program, state and metrics of two members once the second, which diverged, goes on from the first."""
     rates = {"learning_rate": (1e-3, 1e30)}
-    agent = ppo.make(ppo.Config(hidden_sizes=(8,), num_epochs=1, num_minibatches=2, max_grad_norm=0.0))
     placement = podium.Population(2, exploit_every=256, space=rates, share=0.5, devices=1)
     program = build(agent, placement)
     state, _ = program.chunk(program.init(0), 3)
     assert program.agent_state(state).diverged.tolist() == [False, True]
     state, metrics = program.chunk(state, 1)
     assert metrics["parent"].tolist() == [[0.0, 0.0]]
+    return program, state, metrics
+
+
+def test_one_that_diverged_begins_anew_from_a_good_one() -> None:
+    agent = ppo.make(ppo.Config(hidden_sizes=(8,), num_epochs=1, num_minibatches=2, max_grad_norm=0.0))
+    program, state, metrics = taken_over(agent)
     assert program.agent_state(state).diverged.tolist() == [False, False]
     assert metrics["finite"].all()
 
@@ -175,14 +181,7 @@ def test_one_that_diverged_begins_anew_from_a_good_one() -> None:
 def test_one_that_diverged_learns_anew_from_a_replay_of_priorities(name: str) -> None:
     """Errors of numbers that diverged rank nothing, or all that is written from then on would count nothing."""
     plain = AGENTS[name]
-    agent = plain.make(dataclasses.replace(plain.config, max_grad_norm=0.0))
-    rates = {"learning_rate": (1e-3, 1e30)}
-    placement = podium.Population(2, exploit_every=256, space=rates, share=0.5, devices=1)
-    program = build(agent, placement)
-    state, _ = program.chunk(program.init(0), 3)
-    assert program.agent_state(state).diverged.tolist() == [False, True]
-    state, metrics = program.chunk(state, 1)
-    assert metrics["parent"].tolist() == [[0.0, 0.0]]
+    _, state, _ = taken_over(plain.make(dataclasses.replace(plain.config, max_grad_norm=0.0)))
     priorities = jax.device_get(state.replay.priorities)
     assert all(np.isfinite(level).all() for level in priorities.levels) and np.isfinite(priorities.largest).all()
 
