@@ -337,12 +337,13 @@ def test_a_resumed_run_keeps_what_decides_about_its_results(tmp_path: Path) -> N
 # The last layer of a Q-network is not small at the start, so that it takes more noise to change what is greedy.
 _FOR_Q = podium.Evolution(sigma=0.2, learning_rate=0.05, weight_decay=0.005, devices=1)
 
+# A member's noise and products grow with its parameters, so that these are few.
 LEARNERS: dict[str, tuple[Agent, podium.Evolution, int, int]] = {
-    "ppo": (ppo.make(ppo.Config()), podium.Evolution(devices=1), 1024, 60),
-    "a2c": (a2c.make(a2c.Config()), podium.Evolution(devices=1), 1024, 60),
-    "impala": (impala.make(impala.Config()), podium.Evolution(devices=1), 1024, 60),
-    "dqn": (dqn.make(dqn.Config()), _FOR_Q, 2048, 110),
-    "apex": (apex.make(apex.Config()), _FOR_Q, 2048, 110),
+    "ppo": (ppo.make(ppo.Config(hidden_sizes=(32,))), podium.Evolution(devices=1), 1024, 60),
+    "a2c": (a2c.make(a2c.Config(hidden_sizes=(32,))), podium.Evolution(devices=1), 1024, 60),
+    "impala": (impala.make(impala.Config(hidden_sizes=(32,))), podium.Evolution(devices=1), 1024, 60),
+    "dqn": (dqn.make(dqn.Config(hidden_sizes=(16,))), _FOR_Q, 2048, 100),
+    "apex": (apex.make(apex.Config(hidden_sizes=(16,))), _FOR_Q, 2048, 100),
 }
 
 
