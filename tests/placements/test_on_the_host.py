@@ -163,9 +163,9 @@ def test_an_environment_that_fails_ends_the_run_with_its_error(placement: Any, w
 @pytest.mark.parametrize(
     "placement",
     [
-        podium.Single(actor_timeout=0.5),
-        podium.LocalSGD(2, devices=1, actor_timeout=0.5),
-        podium.Evolution(devices=1, actor_timeout=0.5),
+        podium.Single(actor_timeout=5.0),
+        podium.LocalSGD(2, devices=1, actor_timeout=5.0),
+        podium.Evolution(devices=1, actor_timeout=5.0),
     ],
     ids=["Single", "LocalSGD", "Evolution"],
 )
@@ -174,7 +174,7 @@ def test_an_environment_that_hangs_is_noticed(placement: Any, monkeypatch: pytes
     release = threading.Event()
     envs, _, _ = watched(lambda number: number == 7 and release.wait(30))
     try:
-        with pytest.raises(ActorError, match=r"(?s)has not come a step further for 0.5 s; it is at.*release\.wait"):
+        with pytest.raises(ActorError, match=r"(?s)has not come a step further for 5 s; it is at.*release\.wait"):
             run(placement, AGENTS["impala"][0], envs, 9, [3])
     finally:
         release.set()
