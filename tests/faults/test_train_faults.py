@@ -85,7 +85,8 @@ def test_nan_in_the_gradient_stops_the_run_and_keeps_the_last_good_checkpoint(ag
     policy = podium.load(tmp_path / "run", agent=agent)
     assert policy.act(np.zeros((2, 10, 5, 2), np.float32))[0].shape == (2,)
     # Mended, the run is resumed from there as if nothing had been.
-    resumed = train(agent, tmp_path / "run", resume=True)
+    mended = nan_gradient_after(agent, lambda state: state.env_steps.total() < 0)
+    resumed = train(mended, tmp_path / "run", resume=True)
     assert [row["env_steps"] for row in resumed.metrics] == [n * STEPS for n in (2, 4, 6, 8, 10)]
     assert resumed.summary["params_sha256"] == train(agent, None).summary["params_sha256"]
 
