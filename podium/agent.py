@@ -17,6 +17,8 @@ from podium.ops.bounds import Bounds
 from podium.ops.statistics import RunningStats
 from podium.types import Array, EnvSpec, Key, Metrics, PyTree, Trajectory
 
+_HERE = __name__.partition(".")[0]
+
 
 class ActOutput(NamedTuple):
     """What acting returns: `action` [B, ...], the next `carry` [B, ...], and `extras` [B, ...] for the learner."""
@@ -172,7 +174,7 @@ class Agent(NamedTuple):
       reward_discount: gamma of the discounted sums of rewards that the agent's rollouts are to carry
         (`Trajectory.past`), 0 to 1; None for none.
       make: `(config) -> Agent`: makes it of another configuration, such as `config` with other numbers, which may be
-        traced (`podium.Population`); None where it cannot be.
+        traced (`podium.Population`), and with all that `_replace` put in; None where it cannot be.
       settings: where it is one algorithm with several settings (`podium.varied`), else None.
       multi_agent: whether it acts for all agents of an environment at once (`podium.multi`), and not for one.
       evaluation: who plays in its place where it is evaluated, loaded or evolved: an agent of the same State, with an
@@ -246,15 +248,32 @@ def parts_of(agent: Agent) -> tuple[str, ...]:
 
     Neither `make` nor `check` counts: without them the agent learns and plays as it did.
     """
-    functions = {name: part for name, part in agent._asdict().items() if callable(part)}
-    others = {name for name, part in functions.items() if name not in ("make", "check") and not _is_ours(part)}
+    others = {name for name, part in agent._asdict().items() if name not in ("make", "check") and not _is_ours(part)}
     return tuple(sorted(others.union(agent.brought)))
 
 
-def _is_ours(function: Any) -> bool:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return (getattr(function, "__module__", None) or "").partition(".")[0] == __name__.partition(".")[0]
+def lost_by_make(agent: Agent) -> tuple[str, ...]:
+    """Return the names of what `_replace` put into an agent, or took out of it, that its `make` does not make again.
+
+    A function of podium's in another's place is not noticed.
+    """
+    assert agent.make is not None
+    made = agent.make(agent.config)
+    lost = set(parts_of(agent)).difference(parts_of(made))
+    for name in set(Agent._fields).difference(("name", "config", "make", "check")):
+        pair = getattr(agent, name), getattr(made, name)
+        if any(part is None or isinstance(part, bool | int | float) for part in pair) and pair[0] != pair[1]:
+            lost.add(name)
+    return tuple(sorted(lost))
+
+
+def _is_ours(part: Any) -> bool:
+    """Say whether a part of an agent is podium's: a function by where it is defined, a Replay by its functions."""
+    while isinstance(part, functools.partial):
+        part = part.func
+    if isinstance(part, Replay):
+        return all(map(_is_ours, part))
+    return not callable(part) or (getattr(part, "__module__", None) or "").partition(".")[0] == _HERE
 
 
 def acted(agent: Agent, spec: EnvSpec, keys: Key, *given: Any) -> ActOutput:

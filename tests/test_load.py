@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import podium
-from podium.agent import Agent, parts_of
+from podium.agent import Agent, lost_by_make, parts_of
 from podium.agents import alphazero, dqn, muzero, ppo, sac, td3
 from podium.files import to_jsonable
 from podium.gated import gated
@@ -143,6 +143,7 @@ def test_what_is_brought_to_each_agent_is_told() -> None:
         given = {"model": podium.envs.make("podium/TicTacToe", rules=True)} if plans else {}
         assert parts_of(make(config, **given)) == () == make(config, **given).transforms
         assert parts_of(replanned(make(config, **given))) == ("plan",)
+        assert not lost_by_make(make(config, **given)) and lost_by_make(replanned(make(config, **given))) == ("plan",)
         for part in set(inspect.signature(make).parameters) & {"network", "loss", "critic", "model"} - set(given):
             brought = {"network": getattr(config, "network", None), "loss": lambda: lossy}.get(part, critics.get(name))
             if brought is not None:

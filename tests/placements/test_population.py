@@ -270,3 +270,34 @@ def test_an_agent_that_cannot_be_made_anew_is_refused() -> None:
         podium.train(
             AGENTS["ppo"], "podium/Catch", num_steps=64, seeds=2, placement=podium.Population(4, space=RATES), **SIZES
         )
+
+
+def test_what_was_put_into_an_agent_is_in_every_member_or_refused() -> None:
+    """A population makes its members anew; it must not leave out on the way what a user changed."""
+    config, traced = AGENTS["ppo"].config, []
+
+    def changed(config: Any) -> Any:
+        base = ppo.make(config)
+
+        def plan(key: Any, state: Any, trajectory: Any) -> Any:
+            traced.append(config.learning_rate)
+            return base.plan(key, state, trajectory)
+
+        return base._replace(plan=plan)
+
+    population = podium.Population(4, space=RATES, devices=1)
+    kept = ppo.make(dataclasses.replace(config, target_kl=0.1))
+    for agent, env, words in (
+        (changed(config), "podium/Catch", "plan"),
+        (podium.league(changed(config), size=2), "podium/TicTacToe", "plan"),
+        (kept._replace(stops=None, reward_discount=0.5), "podium/Catch", "reward_discount, stops"),
+        (AGENTS["dqn"]._replace(replay=None), "podium/Catch", "replay"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"lacks what was put into the agent or taken out: {words}. Put in a `make`"
+        ):
+            population.build(agent, podium.envs.make(env), num_envs=8, rollout_length=8)
+    assert not traced
+    program = build(changed(config)._replace(make=changed), population)
+    program.chunk(program.init(0), 1)
+    assert traced and all(isinstance(rate, jax.core.Tracer) for rate in traced), "with the numbers of its member"
