@@ -255,12 +255,13 @@ def parts_of(agent: Agent) -> tuple[str, ...]:
 def lost_by_make(agent: Agent) -> tuple[str, ...]:
     """Return the names of what `_replace` put into an agent, or took out of it, that its `make` does not make again.
 
-    A function of podium's in another's place is not noticed.
+    But for `name` and `rollout_length`, by which nothing is learnt. A function of podium's in another's place is not
+    noticed.
     """
     assert agent.make is not None
     made = agent.make(agent.config)
     lost = set(parts_of(agent)).difference(parts_of(made))
-    for name in set(Agent._fields).difference(("name", "config", "make", "check")):
+    for name in set(Agent._fields).difference(("name", "config", "make", "check", "rollout_length")):
         pair = getattr(agent, name), getattr(made, name)
         if any(part is None or isinstance(part, bool | int | float) for part in pair) and pair[0] != pair[1]:
             lost.add(name)

@@ -290,7 +290,11 @@ def test_what_was_put_into_an_agent_is_in_every_member_or_refused() -> None:
     for agent, env, words in (
         (changed(config), "podium/Catch", "plan"),
         (podium.league(changed(config), size=2), "podium/TicTacToe", "plan"),
-        (kept._replace(stops=None, reward_discount=0.5), "podium/Catch", "reward_discount, stops"),
+        (
+            kept._replace(stops=None, reward_discount=0.5, name="mine", rollout_length=4),
+            "podium/Catch",
+            "reward_discount, stops",
+        ),
         (AGENTS["dqn"]._replace(replay=None), "podium/Catch", "replay"),
     ):
         with pytest.raises(
