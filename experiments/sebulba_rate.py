@@ -17,7 +17,7 @@ import numpy as np
 from stacks import Stacks
 
 import podium
-from podium import DiscreteSpec, HostEnv, HostEnvFactory, vision
+from podium import DiscreteSpec, HostEnv, HostEnvFactory, networks, vision
 from podium.agents import impala, ppo
 from podium.ranges import check_fields
 from podium.types import Array
@@ -98,11 +98,12 @@ def measure(flags: SebulbaFlags) -> dict[str, Any]:
 
 
 def _agent(flags: SebulbaFlags) -> podium.Agent:
-    torso: Any = EveryTwelfth() if flags.network == "negligible" else flags.network
-    network = {"torso": torso, "hidden_sizes": (8,) if flags.network == "negligible" else (512,), "activation": "relu"}
+    negligible = flags.network == "negligible"
+    torso, sizes = EveryTwelfth() if negligible else flags.network, (8,) if negligible else (512,)
+    network = networks.actor_critic(sizes, "relu", torso=torso)
     if flags.agent == "impala":
-        return impala.make(impala.Config(**network))
-    return ppo.make(ppo.Config(**network, num_epochs=flags.epochs, num_minibatches=flags.minibatches))
+        return impala.make(network=network)
+    return ppo.make(ppo.Config(num_epochs=flags.epochs, num_minibatches=flags.minibatches), network)
 
 
 def _turn(envs: HostEnvFactory, flags: SebulbaFlags, timed: contextlib.AbstractContextManager[Any]) -> dict[str, float]:
