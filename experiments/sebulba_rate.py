@@ -98,8 +98,7 @@ def measure(flags: SebulbaFlags) -> dict[str, Any]:
 
 
 def _agent(flags: SebulbaFlags) -> podium.Agent:
-    negligible = flags.network == "negligible"
-    torso, sizes = EveryTwelfth() if negligible else flags.network, (8,) if negligible else (512,)
+    torso, sizes = (EveryTwelfth(), (8,)) if flags.network == "negligible" else (flags.network, (512,))
     network = networks.actor_critic(sizes, "relu", torso=torso)
     if flags.agent == "impala":
         return impala.make(network=network)

@@ -131,6 +131,11 @@ def replanned(agent: Agent) -> Agent:
     return agent._replace(plan=lambda *given: agent.plan(*given))
 
 
+def with_replay_of_own(agent: Agent) -> Agent:
+    assert agent.replay is not None
+    return agent._replace(replay=agent.replay._replace(sample=functools.partial(lossy)))
+
+
 def test_what_is_brought_to_each_agent_is_told() -> None:
     """Arguments of `make` that a user gave, and functions put in place; what the agent has by itself is none."""
     critics: dict[str, Callable[[], Any]] = {name: of.Config().critic for name, of in (("sac", sac), ("td3", td3))}
@@ -158,6 +163,7 @@ def test_what_is_brought_to_each_agent_is_told() -> None:
         (lambda: ppo.make(PPO, loss=lossy), "loss"),
         (lambda: replanned(ppo.make(PPO, PPO.network())), "network, plan"),
         (lambda: ppo.make(PPO)._replace(act=functools.partial(lossy)), "act"),
+        (lambda: with_replay_of_own(dqn.make(dqn.Config(hidden_sizes=(8,)))), "replay"),
         (lambda: podium.league(replanned(ppo.make(PPO)), size=2), "plan"),
         (lambda: shared(ppo.make(PPO, loss=lossy)), "loss"),
         (lambda: groups({"all": (shared(ppo.make(PPO, loss=lossy), 3), range(3))}), "loss"),
