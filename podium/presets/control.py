@@ -123,12 +123,13 @@ REPPO: dict[str, Preset] = {
         {**_REPPO_SWINGUP, "kl_bound": 0.01},
         "32 environments x 64, layers of 64, minibatches of 128, the rate (the source's: 3e-4) and a bound of 0.01 on "
         "the divergence (the source's: 0.1): of 15 seeds 14 end at 801 to 881, one, slow, at 621. With 0.1 one of five "
-        "fell from 859 to 133; with 0.03 two of 15 fell, to 230 and 530. Half the passes, half the rate or a lambda of "
-        "0.8 learn too slowly for 1M steps.",
+        "fell from 859 to 133; with 0.03 two of 15 fell, to 230 and 530, and half the passes, half the rate or a "
+        "lambda of 0.8 learnt more slowly.",
     ),
     "mjx-cheetah-run": Preset(
         "mjx/CheetahRun",
-        "The authors' numbers as for `mjx-cartpole-swingup`, and what was tuned there; layers of 128, twice the steps.",
+        "The authors' numbers as for `mjx-cartpole-swingup`, and what was tuned there but for the bound; layers of "
+        "128, twice the steps.",
         {**_REPPO_SWINGUP, "num_steps": 2_000_000, "anneal_steps": 2_000_000, "hidden_sizes": (128, 128)},
     ),
 }
