@@ -12,8 +12,11 @@ from alike import assert_close_in_scale
 
 from podium.products import multiply
 
-SHAPES = [((600,), 4, 7), ((600,), 7, 4), ((600,), 5, 5), ((600,), 3, 1), ((3, 400), 4, 7), ((8,), 4, 7), ((), 4, 7)]
-"""Axes before the last, and the matrix: either side the narrower, one column, several axes, few rows, none."""
+SHAPES = [
+    *[((600,), 4, 7), ((600,), 7, 4), ((600,), 5, 5), ((600,), 3, 1), ((3, 400), 4, 7)],
+    *[((600,), 4, 70), ((600,), 70, 70), ((8,), 4, 7), ((), 4, 7)],
+]
+"""Axes before the last, and the matrix: either side the narrower, one column, several axes; wide; few rows, none."""
 
 
 def arrays(rows: tuple[int, ...], inputs: int, outputs: int, dtype: Any = np.float32) -> list[jax.Array]:
@@ -51,9 +54,14 @@ def test_gradients_have_the_matrix_dtype() -> None:
     assert [g.dtype for g in gradients] == [jnp.bfloat16] * 2
 
 
-@pytest.mark.parametrize(("platform", "rows", "turned"), [("cpu", 600, True), ("cpu", 8, False), ("cuda", 600, False)])
-def test_only_a_cpu_turns_a_side_and_of_many_rows(platform: str, rows: int, turned: bool) -> None:
-    x, matrix, weight = arrays((rows,), 7, 4)
+@pytest.mark.parametrize(
+    ("platform", "rows", "columns", "turned"),
+    [("cpu", 600, 4, True), ("cpu", 8, 4, False), ("cpu", 600, 256, False), ("cuda", 600, 4, False)],
+)
+def test_only_a_cpu_turns_a_side_of_many_rows_for_few_columns(
+    platform: str, rows: int, columns: int, turned: bool
+) -> None:
+    x, matrix, weight = arrays((rows,), 7, columns)
     gradient = jax.jit(jax.grad(lambda matrix: jnp.sum(jnp.sin(weight * multiply(x, matrix)))))
     text = gradient.trace(matrix).lower(lowering_platforms=(platform,)).as_text()
     assert ("optimization_barrier" in text) == turned
