@@ -13,7 +13,7 @@ _ROWS = 128
 """Rows from which the gradient of the matrix has its own way on a CPU; of fewer there is nothing to gain."""
 
 _COLUMNS = 64
-"""Columns of the matrix up to which it has; of more than 128, turning a side takes longer than it saves."""
+"""Columns of the matrix up to which it has; from 128 on, turning a side takes longer than it saves."""
 
 
 def multiply(x: Array, matrix: Array) -> Array:
