@@ -300,7 +300,7 @@ ROWS: tuple[Row, ...] = (
             931, "REPPO's own curves (cvoelcker/reppo, a7ab85b), 50M steps; Playground's Brax PPO: 825"
         ),
         seeds=1,
-        remark="One long run: a twenty-fifth of the published steps, layers of 128.",
+        remark="One long run: a twenty-fifth of the published steps, layers of 128. At an earlier commit: 728.1.",
     ),
     _evolution("CartPole-v1", "--num-envs 256 --rollout-length 500 --num-steps 6400000", _optimum(500)),
     _evolution(
