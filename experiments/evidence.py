@@ -45,7 +45,7 @@ class Flags:
     only: tuple[str, ...] = ()
     """Rows to train, whether or not their result is there; none trains all whose result is missing."""
     draw: bool = False
-    """Train nothing: make the pictures and the table from the results that are there."""
+    """Train nothing: make the pictures and the table from the results that are there, with the rows' own remarks."""
     seeds: int | None = None
     """Seeds of a row; None takes the row's own. With another number nothing goes to --results."""
     num_steps: int | None = None
@@ -76,6 +76,7 @@ def _main(flags: Flags) -> int:
     if flags.draw:
         for row in ROWS:
             if (known := _read(row, flags.results)) is not None:
+                write_json(flags.results / f"{row.file}.json", known)
                 draw(known, flags.results / f"{row.file}.png")
         _write_table(flags.results)
         return 0

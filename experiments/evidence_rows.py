@@ -201,8 +201,9 @@ ROWS: tuple[Row, ...] = (
     Row(
         *("pqn", "Breakout-MinAtar", "breakout-minatar"),
         published=PUREJAXRL_BREAKOUT,
-        remark=f"{_PQN_MINATAR} Seed 2 stands at 24 to 27 from 2M steps on. At an earlier commit, which rounds "
-        "otherwise, the five came to 88, 98, 70, 86, 96.",
+        remark=f"{_PQN_MINATAR} Seed 2 stands at 24 to 27 from 2M steps on: of the game's two starts, it loses "
+        "the ball after 24 points in the one and after 29 in the other. At an earlier commit, which rounds otherwise, "
+        "the five came to 88, 98, 70, 86, 96.",
     ),
     Row("pqn", "Asterix-MinAtar", "asterix-minatar", published=_gymnax(15), remark=_PQN_MINATAR),
     Row("pqn", "Freeway-MinAtar", "freeway-minatar", published=_gymnax(58), remark=_PQN_MINATAR),

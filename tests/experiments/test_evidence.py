@@ -67,6 +67,8 @@ def test_results_become_a_table_and_pictures(evidence: Any, tmp_path: Path) -> N
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
     assert "**495** [431.5, 558.5] | 490, 500 | 475 | 500 (RL Baselines3 Zoo" in text
     assert (tmp_path / f"{row.file}.png").stat().st_size > 1_000
+    kept = json.loads((tmp_path / f"{row.file}.json").read_text())
+    assert kept["published"]["value"] == 500 and kept["returns"] == [490.0, 500.0]  # As the row says; as it was.
     assert not [path for path in tmp_path.iterdir() if ".tmp" in path.name]
     (tmp_path / "README.md").write_text("no marks\n")
     assert evidence.main(["--draw", "--results", str(tmp_path)]) == 2
