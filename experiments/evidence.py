@@ -45,7 +45,7 @@ class Flags:
     only: tuple[str, ...] = ()
     """Rows to train, whether or not their result is there; none trains all whose result is missing."""
     draw: bool = False
-    """Train nothing: make the pictures and the table from the results that are there, with the rows' own remarks."""
+    """Train nothing: make pictures and table anew from the results there are, and bring those to the rows' remarks."""
     seeds: int | None = None
     """Seeds of a row; None takes the row's own. With another number nothing goes to --results."""
     num_steps: int | None = None
@@ -76,15 +76,13 @@ def _main(flags: Flags) -> int:
     if flags.draw:
         for row in ROWS:
             if (known := _read(row, flags.results)) is not None:
-                write_json(flags.results / f"{row.file}.json", known)
-                draw(known, flags.results / f"{row.file}.png")
+                _keep(row, known, flags.results)
         _write_table(flags.results)
         return 0
     for row in [rows[name] for name in flags.only] or [row for row in ROWS if not _is_done(row, flags.results)]:
         result = train(row, flags.runs, flags.seeds or row.seeds, flags.num_steps)
         if keeps:
-            write_json(flags.results / f"{row.file}.json", result)
-            draw(result, flags.results / f"{row.file}.png")
+            _keep(row, result, flags.results)
             _write_table(flags.results)
         print(json.dumps({name: value for name, value in result.items() if name != "curve"}), flush=True)
     return 0
@@ -226,6 +224,11 @@ def _machine(summary: Mapping[str, Any]) -> str:
 def _beside(row: Row) -> dict[str, Any]:
     """Return what stands beside a result and does not change it."""
     return {"published": dataclasses.asdict(row.published) if row.published else None, "remark": row.remark}
+
+
+def _keep(row: Row, result: Mapping[str, Any], results: Path) -> None:
+    write_json(results / f"{row.file}.json", result)
+    draw(result, results / f"{row.file}.png")
 
 
 def _read(row: Row, results: Path) -> dict[str, Any] | None:
